@@ -53,6 +53,13 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "a pass that is not needed": (),
 }
 """The rules that name a cause."""
+REMEDIES: Mapping[str, str] = {
+    "synchronous logging": "every N steps",
+    "unfused optimizer": "fused=True for an update",
+    "small batch": "a larger batch",
+    "cpu contention": "a worker process",
+}
+"""Advice that removes a cause: a finding of another rule that gives it names the cause as well."""
 GENERAL = ("launch-bound", "host-code")
 """Rules that say that the host is slow, where no other knows why."""
 WEIGHTY_FRAC = 0.02
@@ -100,6 +107,10 @@ def score(case: InjectedCase) -> Score:
     planted = _findings(case.trace("planted"))
     fixed = _findings(case.trace("fixed")) if "fixed" in case.files else ()
     place = next((i for i, finding in enumerate(planted) if finding.rule in rules), None)
+    if (place is None or place > 1) and (remedy := REMEDIES.get(case.cause)):
+        place = next((i for i, finding in enumerate(planted[:2]) if remedy in finding.change), place)
+    if place is not None:
+        rules = (*rules, planted[place].rule)
     return Score(
         case.name,
         case.cause,

@@ -12,13 +12,8 @@ from ridgeline.findings.finding import Alternative, Finding
 from ridgeline.findings.rule import Rule, rule_named
 from ridgeline.findings.scored import Scored, finding_of, scored_of
 
-WORTH_FRAC = 0.05
-"""Of the step: a smaller finding is not worth a second thought."""
 AS_MUCH = 0.5
 """Of what a finding is expected to bring, what another cause must bring to be meant by the same time."""
-SAME = 0.5
-"""Of what another change brings alone, what it may bring beside the finding's: more is time of its own."""
-MOST, MOST_SCORED = 2, 4
 
 
 def with_alternatives(
@@ -29,7 +24,8 @@ def with_alternatives(
 ) -> list[Finding]:
     """Findings with what their time may be lost to instead; none is added, taken away or moved."""
     step_ms = unrecorded_step_s(context) * 1e3
-    doubtful = [one for one in told if rule_named(one.rule).is_ambiguous and one.expected_ms >= WORTH_FRAC * step_ms]
+    # Of the step: a smaller finding is not worth a second thought.
+    doubtful = [one for one in told if rule_named(one.rule).is_ambiguous and one.expected_ms >= 0.05 * step_ms]
     if not doubtful:
         return list(told)
     least_ms = AS_MUCH * min(one.expected_ms for one in doubtful)
@@ -53,7 +49,7 @@ def _others(
             candidate = rule.suspect(context)
         if candidate is not None and not candidate.fix.is_empty:
             found.append((budget_s(context, candidate.fix) * 1e3, rule, candidate))
-    found = sorted((one for one in found if one[0] >= least_ms), key=lambda one: -one[0])[:MOST_SCORED]
+    found = sorted((one for one in found if one[0] >= least_ms), key=lambda one: -one[0])[:4]
     scored = [scored_of(context, rule, candidate) for _, rule, candidate in found]
     return [(one, finding_of(context, one, 0.0)) for one in scored]
 
@@ -70,14 +66,15 @@ def _alternatives(
         and _is_same_time(context, own, other)
     ]
     fitting.sort(key=lambda one: (one[0].rule.is_general, -one[1].expected_ms))
-    return tuple(_as_alternative(promised) for _, promised in fitting[:MOST])
+    return tuple(_as_alternative(promised) for _, promised in fitting[:2])
 
 
 def _is_same_time(context: TraceContext, own: Scored, other: Scored) -> bool:
     """Whether a change brings less than half of what it brings alone once the other is made as well."""
     alone_s = context.step_s - step_after_s(context, other.best)
     after_s = step_after_s(context, own.best)
-    return after_s - step_after_s(context, own.best | other.best) < SAME * alone_s
+    # Of what another change brings alone, what it may bring beside the finding's: more is time of its own.
+    return after_s - step_after_s(context, own.best | other.best) < 0.5 * alone_s
 
 
 def _as_alternative(promised: Finding) -> Alternative:

@@ -16,13 +16,17 @@ from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Trace, TraceBuilder, concat
 
 MAX_SPANS = 400_000
-PATH_LANE = "critical path"
 _WORDS = {"work": "device", "queue": "device: queued", "launch": "launch", "call": "host call", "host": "host"}
 
 
 def annotate(context: TraceContext, findings: tuple[Finding, ...]) -> Trace:
     """The spans of the replayed window with the lanes ``critical path`` and ``finding 1: …``."""
-    shown = _window(context)
+    inside = (context.start_ns < context.window.end_ns) & (context.end_ns > context.window.start_ns)
+    rows = np.flatnonzero(inside)
+    if len(rows) > MAX_SPANS:
+        longest = np.argsort(-context.trace.duration_s[rows], kind="stable")[:MAX_SPANS]
+        rows = np.sort(rows[longest])
+    shown = context.trace.select(rows)
     build = TraceBuilder(context.trace.title)
     build.describe(origin_ns=context.trace.origin_ns, **dict(context.trace.meta))
     rank = int(context.trace.rank[0]) if len(context.trace) else 0
@@ -32,15 +36,6 @@ def annotate(context: TraceContext, findings: tuple[Finding, ...]) -> Trace:
     for number, finding in enumerate(findings, start=1):
         _add_finding(build, context, finding, number, rank)
     return concat([shown, build.build()], f"{context.trace.title}, explained")
-
-
-def _window(context: TraceContext) -> Trace:
-    inside = (context.start_ns < context.window.end_ns) & (context.end_ns > context.window.start_ns)
-    rows = np.flatnonzero(inside)
-    if len(rows) > MAX_SPANS:
-        longest = np.argsort(-context.trace.duration_s[rows], kind="stable")[:MAX_SPANS]
-        rows = np.sort(rows[longest])
-    return context.trace.select(rows)
 
 
 def link_name(context: TraceContext, link: Link) -> str:
@@ -72,7 +67,7 @@ def _add_link(build: TraceBuilder, context: TraceContext, link: Link, rank: int)
     start_s = context.window.start_ns / 1e9 + link.start_s
     word = _WORDS[link.kind]
     place: dict[str, Any] = {"kind": Kind.ANNOTATION, "device": -1, "stream": -1, "thread": 0, "rank": rank}
-    build.add(name or word, PATH_LANE, start_s, link.duration_s, phase=word, **place)
+    build.add(name or word, "critical path", start_s, link.duration_s, phase=word, **place)
 
 
 def _add_finding(build: TraceBuilder, context: TraceContext, finding: Finding, number: int, rank: int) -> None:

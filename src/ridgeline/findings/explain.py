@@ -24,13 +24,7 @@ from ridgeline.findings.replay.fix import time_budget
 from ridgeline.findings.rule import Rule, is_general, rule_named, rules
 from ridgeline.findings.scored import Scored, finding_of, scored_of
 
-LATER_FRAC, LATER_STEP_FRAC = 0.1, 0.03
-"""A gain that only shows once the findings above are fixed is worth one from this share of what is then left on, and
-of the step."""
 LEAST_SHARE = 0.25
-GIVEN_WAY = 2.0 / 3.0
-"""Of what findings promise beyond the step, taken from what says that the host is slow."""
-MAX_FINDINGS = 12
 
 
 def findings_of(context: TraceContext, chosen: Iterable[Rule] | None = None) -> list[Finding]:
@@ -70,11 +64,13 @@ def _summed(context: TraceContext, scored: list[Scored]) -> list[Finding]:
         after_s = step_after_s(context, so_far | found.best)
         in_turn_s = max(0.0, before_s - after_s)
         finding = finding_of(context, found, in_turn_s)
-        later = in_turn_s >= max(LATER_FRAC * before_s, LATER_STEP_FRAC * context.step_s)
+        # A gain that only shows once the findings above are fixed is worth one from this share of what is then left on,
+        # and of the step.
+        later = in_turn_s >= max(0.1 * before_s, 0.03 * context.step_s)
         step_ms = unrecorded_step_s(context) * 1e3
         worth = finding.expected_ms >= found.candidate.least_frac * step_ms
         sure = _surely_ms(context, found, finding) >= found.candidate.sure_frac * step_ms
-        if (worth or later) and sure and len(made) < MAX_FINDINGS:
+        if (worth or later) and sure and len(made) < 12:
             made.append(finding)
             so_far, before_s = so_far | found.best, min(before_s, after_s)
     fitted = sorted(_fitted(made, longest_step_s(context) * 1e3), key=lambda finding: -finding.expected_ms)
@@ -109,7 +105,8 @@ def _fitted(made: list[Finding], step_ms: float) -> list[Finding]:
 
 def _rest_capped(made: list[Finding], step_ms: float) -> list[Finding]:
     """What says that the host is slow, cut by most of what is too much, but not below what is expected of it."""
-    over_ms = GIVEN_WAY * max(0.0, sum(finding.high_ms for finding in made) - step_ms)
+    # Of what findings promise beyond the step, taken from what says that the host is slow.
+    over_ms = (2.0 / 3.0) * max(0.0, sum(finding.high_ms for finding in made) - step_ms)
     kept = list[Finding]()
     for finding in made:
         least_ms = max(finding.expected_ms, LEAST_SHARE * finding.high_ms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from ridgeline.findings.context.gains import (
     unsteady_s,
 )
 from ridgeline.findings.explain import findings_of
-from ridgeline.findings.finding import Finding, together_ms
+from ridgeline.findings.finding import Finding, clipped, together_ms
 from ridgeline.findings.recording import what_is_missing
 from ridgeline.findings.replay.critical_path import path_ms
 from ridgeline.graph import Graph
@@ -41,14 +41,11 @@ from ridgeline.trace.steps import Step, steps
 from ridgeline.trace.table import Trace
 from ridgeline.units import show_bytes
 
-MAX_PLACES = 5
 HEALTHY_FRAC = 0.9
 FIRST_USE = (
     "A first use: most of the time the device is opened, code is loaded or compiled, or plans are built. Record "
     "after a few steps."
 )
-NAMED_FRAC = 0.02
-"""Of the step: findings that bring less, now and once those above them are done, are not in the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +207,7 @@ def idle_document(causes: Sequence[Cause], places: Sequence[Cause]) -> dict[str,
                     "ms": place.total_s * 1e3,
                     "count": place.count,
                 }
-                for place in [place for place in places if place.cause == cause.cause][:MAX_PLACES]
+                for place in [place for place in places if place.cause == cause.cause][:5]
             ],
         }
         for cause in causes
@@ -301,7 +298,7 @@ def explained(
     extra_s = against.extra_s if against else None
     recorded = account(priced(context) or trace, found, others, extra_s)
     waterfall = recorded.without_recording(unrecorded_step_s(context) * 1e3)
-    findings, rules = _within_bars(findings, recorded, trace)
+    findings, rules = _within_bars(findings, waterfall, trace, unrecorded_step_s(context) * 1e3)
     waterfall = waterfall.with_findings(rules)
     cold = is_warm_up(context) or (checked.verdict == "poor" and checked.has("cold") and not findings)
     return Explanation(
@@ -326,25 +323,24 @@ def explained(
 
 
 def _within_bars(
-    findings: Sequence[Finding], recorded: Waterfall, trace: Trace
+    findings: Sequence[Finding], waterfall: Waterfall, trace: Trace, step_ms: float
 ) -> tuple[tuple[Finding, ...], dict[str, list[str]]]:
     """Findings that promise at most what the bars that they are about have, and the rules about each bar.
 
-    A wait of the host costs what follows it: where the bars of its own spans hold less than is expected, it is about
-    all of the idle time.
+    A finding is about the bars of the device spans that it changes and of its evidence. Host time that goes makes what
+    follows it start earlier: where these bars hold less than is promised, it is about all of the idle time, and about
+    what a step takes longer without the recording than with it.
     """
-    idle = [bar for bar in recorded.bars if bar.stage == "idle"]
+    idle = [bar for bar in waterfall.bars if bar.stage == "idle"]
     kept, rules = [], dict[str, list[str]]()
     for finding in findings:
-        bars = recorded.bars_of(trace, finding.rows)
-        if sum(bar.recorded_ms for bar in bars) < finding.expected_ms and idle:
+        bars = waterfall.bars_of(trace, [*finding.rows, *finding.changed.tolist()], 0.01)
+        over_ms = max(0.0, step_ms - waterfall.step_ms) if finding.frees_host else 0.0
+        if finding.frees_host and sum(bar.recorded_ms for bar in bars) < finding.high_ms:
             bars = [*bars, *(bar for bar in idle if bar not in bars)]
         for bar in bars:
             rules.setdefault(bar.key, []).append(finding.rule)
-        most_ms = sum(bar.recorded_ms for bar in bars) if bars else finding.high_ms
-        high_ms = min(finding.high_ms, most_ms)
-        low_ms, expected_ms = min(finding.low_ms, high_ms), min(finding.expected_ms, high_ms)
-        kept.append(replace(finding, low_ms=low_ms, high_ms=high_ms, expected_ms=expected_ms))
+        kept.append(clipped(finding, over_ms + sum(bar.recorded_ms for bar in bars)) if bars else finding)
     return tuple(sorted(kept, key=lambda finding: -finding.expected_ms)), rules
 
 
@@ -395,7 +391,8 @@ def verdict_of(context: TraceContext, findings: Sequence[Finding], whole: Mappin
         return _nothing_ran(context.trace)
     busy = busy_ms / total_ms if total_ms else 0.0
     if findings:
-        least_ms = NAMED_FRAC * unrecorded_step_s(context) * 1e3
+        # Of the step: findings that bring less, now and once those above them are done, are not in the verdict.
+        least_ms = 0.02 * unrecorded_step_s(context) * 1e3
         weighty = [finding for finding in findings[:2] if finding.later_ms >= least_ms] or findings[:1]
         named = [finding.cause.split(":")[0].split(" (")[0] for finding in weighty]
         share = min(1.0, together_ms(findings) / 1e3 / unrecorded_step_s(context))

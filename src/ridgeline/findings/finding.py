@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,9 @@ class Finding:
     in_turn_ms: float = 0.0  # what it adds at best to the findings above it
     evidence: tuple[Mapping[str, Any], ...] = ()
     rows: tuple[int, ...] = ()  # spans of the trace that the evidence stands for
+    changed: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp), repr=False, compare=False)
+    """Device spans that the change removes or shortens."""
+    frees_host: bool = True  # the change also removes host time or waiting
     unchecked: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()  # for the same time
     basis: str = "assumed"
@@ -67,7 +73,8 @@ class Finding:
         document = asdict(self)
         document["where"] = str(self.where)
         document["place"] = asdict(self.where)
-        del document["rows"]
+        for name in ("rows", "changed", "frees_host"):
+            del document[name]
         return document
 
 
@@ -82,12 +89,6 @@ def clipped(finding: Finding, most_ms: float) -> Finding:
         later_ms=min(finding.later_ms, most_ms),
         in_turn_ms=min(finding.in_turn_ms, most_ms),
     )
-
-
-def clip_to_bars(findings: Sequence[Finding], bar_ms: Mapping[str, float]) -> tuple[Finding, ...]:
-    """Findings that promise at most the milliseconds a step which the accounting gives to the bars of their rule; a
-    rule without an entry keeps its promise."""
-    return tuple(clipped(finding, bar_ms[finding.rule]) if finding.rule in bar_ms else finding for finding in findings)
 
 
 def together_ms(findings: Sequence[Finding]) -> float:

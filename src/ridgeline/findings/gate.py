@@ -11,11 +11,6 @@ import numpy as np
 
 from ridgeline.errors import FindingError
 
-CONFIDENCE = 0.95
-MAD_SIGMA = 1.4826
-MEDIAN_ERROR = 1.2533
-"""Standard error of a median over that of a mean, for normal scatter."""
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -54,10 +49,13 @@ def gate(baseline: Sequence[Sequence[float]], runs: Sequence[Sequence[float]], m
     if not baseline or not runs:
         raise FindingError("a gate needs at least one run on each side: record some, three or more are better")
     before, after = _side(baseline), _side(runs)
-    shift = _shift(before.logs, after.logs)
+    # The median of all differences: one odd run does not move it.
+    shift = float(np.median(after.logs[:, None] - before.logs[None, :]))
     error = math.sqrt(before.variance / len(before.logs) + after.variance / len(after.logs))
-    degrees = _degrees(before, after)
-    reach = student_quantile(CONFIDENCE, degrees) * error
+    # Welch and Satterthwaite's degrees of freedom.
+    a, b = before.variance / len(before.logs), after.variance / len(after.logs)
+    degrees = max(1.0, (a + b) ** 2 / (a**2 / before.degrees + b**2 / after.degrees))
+    reach = student_quantile(0.95, degrees) * error
     low, high = math.expm1(shift - reach), math.expm1(shift + reach)
     slowdown = math.expm1(shift)
     return Verdict(
@@ -110,19 +108,9 @@ def _median_variance(logs: np.ndarray) -> float:
     """Squared error of a run's median, from the scatter of its steps."""
     if len(logs) < 2:
         return 0.0
-    sigma = MAD_SIGMA * float(np.median(np.abs(logs - np.median(logs))))
-    return float((MEDIAN_ERROR * sigma) ** 2 / len(logs))
-
-
-def _shift(before: np.ndarray, after: np.ndarray) -> float:
-    """The median of all differences: one odd run does not move it."""
-    return float(np.median(after[:, None] - before[None, :]))
-
-
-def _degrees(before: _Side, after: _Side) -> float:
-    """Welch and Satterthwaite's degrees of freedom."""
-    a, b = before.variance / len(before.logs), after.variance / len(after.logs)
-    return max(1.0, (a + b) ** 2 / (a**2 / before.degrees + b**2 / after.degrees))
+    sigma = 1.4826 * float(np.median(np.abs(logs - np.median(logs))))
+    # Standard error of a median over that of a mean, for normal scatter.
+    return float((1.2533 * sigma) ** 2 / len(logs))
 
 
 def student_cdf(t: float, degrees: float) -> float:

@@ -21,7 +21,6 @@ from ridgeline.trace.table import Trace
 
 WARM_UP = 1
 """Steps at the start of a run that do not count, when there are enough others."""
-MOST = 3
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -41,7 +40,7 @@ class Gate(Result):
         if self.difference is None:
             return ()
         slower = self.verdict.slowdown_frac > 0
-        return tuple(change for change in self.difference.changes if (change.delta_ms > 0) == slower)[:MOST]
+        return tuple(change for change in self.difference.changes if (change.delta_ms > 0) == slower)[:3]
 
     @property
     def message(self) -> str:
@@ -115,7 +114,11 @@ def _listed(path: Path) -> list[Run] | None:
     named = (
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
     )
-    runs = [Run(str(name), _steady(times)) for name, times in named if _are_times(times)]
+    runs = [
+        Run(str(name), _steady(times))
+        for name, times in named
+        if (isinstance(times, list) and bool(times) and all(isinstance(x, (int, float)) and x > 0 for x in times))
+    ]
     if runs and len(runs) == len(document):
         return runs
     if isinstance(document, list) and not any(isinstance(part, dict) for part in document):
@@ -124,10 +127,6 @@ def _listed(path: Path) -> list[Run] | None:
             "[[0.0201, 0.0199], [0.0203, 0.0200]], all above zero"
         )
     return None
-
-
-def _are_times(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(x, (int, float)) and x > 0 for x in value)
 
 
 def _step_times(trace: Trace) -> list[float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ridgeline.findings.context.candidate import Candidate
 from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.gains import (
@@ -51,16 +53,14 @@ def scored_of(context: TraceContext, rule: Rule, candidate: Candidate) -> Scored
     """A suspicion with what it brings at best and at worst, by every host that is thought possible."""
     best, worst = edit_for(context, candidate.fix, best=True), edit_for(context, candidate.fix, best=False)
     best_gains_s, worst_gains_s = gains_s(context, best), gains_s(context, worst)
-    most_s = usual_gain_s(context, best) if _is_paced(context, candidate) else 0.0
+    # Whether workers set the pace that the change would free.
+    most_s = (
+        usual_gain_s(context, best) if (candidate.fix.elastic and (context.is_timed or is_fed_late(context))) else 0.0
+    )
     best_s, worst_s = max(*best_gains_s, *worst_gains_s, most_s), min(*best_gains_s, *worst_gains_s)
     likely_s = (worst_s, best_s) if context.is_timed else (worst_gains_s[0], max(best_gains_s[0], most_s))
     surely_s = worst_gains_s[-1] if context.is_timed else worst_gains_s[0]
     return Scored(rule, candidate, best, worst, best_s, worst_s, likely_s, surely_s)
-
-
-def _is_paced(context: TraceContext, candidate: Candidate) -> bool:
-    """Whether workers set the pace that the change would free."""
-    return candidate.fix.elastic and (context.is_timed or is_fed_late(context))
 
 
 def finding_of(context: TraceContext, found: Scored, in_turn_s: float) -> Finding:
@@ -75,7 +75,7 @@ def finding_of(context: TraceContext, found: Scored, in_turn_s: float) -> Findin
     more = found.rule.slack
     high_s = min(longest_step_s(context), (1.0 + more) * best_s + noise_s)
     low_s = max(0.0, (1.0 - more) * worst_s - noise_s)
-    candidate = found.candidate
+    candidate, fix = found.candidate, found.candidate.fix
     likely_s = tuple(min(best_s, factor * gain_s * pace_of(context))
                      for factor, gain_s in zip((trusted.low, trusted.high), found.likely_s, strict=True))  # fmt: skip
     return Finding(
@@ -93,6 +93,8 @@ def finding_of(context: TraceContext, found: Scored, in_turn_s: float) -> Findin
         step_frac=min(1.0, best_s / step_s) if step_s > 0 else 0.0,
         evidence=candidate.evidence,
         rows=candidate.spans,
+        changed=context.rows[np.union1d(fix.works, fix.aside)],
+        frees_host=any(len(part) for part in (fix.host.start, fix.spare.start, fix.freed, fix.closed)),
         unchecked=candidate.unchecked,
         basis=trusted.basis,
     )

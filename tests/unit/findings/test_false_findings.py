@@ -8,7 +8,7 @@ from stage import Stage, healthy, rules_of
 from ridgeline.api import explain
 from ridgeline.findings.annotate import link_name
 from ridgeline.findings.context.gains import recorded_schedule
-from ridgeline.findings.finding import clip_to_bars
+from ridgeline.findings.finding import clipped
 from ridgeline.findings.replay.critical_path import critical_path
 from ridgeline.trace import Kind, Trace, TraceBuilder
 
@@ -128,9 +128,9 @@ def test_no_finding_promises_more_than_its_step():
 def test_a_finding_is_clipped_to_its_bar():
     found = _timed(8.2).findings()[0]
     assert found.high_ms > 2.0
-    clipped = clip_to_bars([found], {found.rule: 2.0})[0]
-    assert clipped.high_ms == clipped.later_ms == 2.0 and clipped.low_ms <= clipped.expected_ms <= 2.0
-    assert clip_to_bars([found], {}) == (found,)
+    less = clipped(found, 2.0)
+    assert less.high_ms == less.later_ms == 2.0 and less.low_ms <= less.expected_ms <= 2.0
+    assert clipped(found, 1e9) == found
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad"])

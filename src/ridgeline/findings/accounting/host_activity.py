@@ -47,6 +47,8 @@ _COMPILES = re.compile(
     r"|torch/utils/cpp_extension|CachingAutotuner|precompile",
     re.IGNORECASE,
 )
+_CALLS_COMPILED = re.compile(r"\.py\(\d+\): (?:run|__call__|inner|wrapper|compile_wrapper|launch_metadata)$")
+"""Frames of the compiler that are around every call of what it compiled before, and of tuned Triton kernels."""
 _ASLEEP = re.compile(
     r"\btime\.?sleep|built-in (?:function|method) (?:sleep|select|poll|acquire|wait)|threading\.py\(\d+\): wait"
     r"|selectors\.py\(\d+\): select|\b(?:nanosleep|epoll_wait|futex|pthread_cond_wait|sem_wait)\b",
@@ -128,7 +130,9 @@ class Host:
         own[named(trace, _ASLEEP, python)] = _CODE["asleep"]
         lends = np.full(len(trace), -1, np.int8)
         lends[named(trace, _LOADS_CODE, calls) | self._first_launches(calls)] = _CODE["first_use"]
-        lends[named(trace, _COMPILES, mask & trace.of_kind(Kind.PYTHON, Kind.ANNOTATION, Kind.OP))] = _CODE["first_use"]
+        spans = mask & trace.of_kind(Kind.PYTHON, Kind.ANNOTATION, Kind.OP)
+        compiles = named(trace, _COMPILES, spans) & ~named(trace, _CALLS_COMPILED, spans)
+        lends[compiles] = _CODE["first_use"]
         lends[self._first_calls(mask & trace.of_kind(Kind.OP))] = _CODE["first_use"]
         lends[mask & trace.of_kind(Kind.OVERHEAD)] = _CODE["recorder"]
         lends[mask & trace.of_kind(Kind.DATALOADER)] = _CODE["loader"]
@@ -137,7 +141,8 @@ class Host:
 
     def _first_calls(self, ops: Mask) -> Index:
         """Ops that took long because they met a shape for the first time: 300 µs of their own time at least, ten times
-        as much as such an op usually takes, and three times as much as the same op on the same shapes took later."""
+        as much as such an op usually takes, and three times as much as the same op on the same shapes took later. Of
+        shapes that come once, the op must be quick on others: one that is never quick may always take as long."""
         trace = self.trace
         rows = np.flatnonzero(ops)
         if not len(rows):
@@ -157,6 +162,7 @@ class Host:
         begins = np.flatnonzero(np.diff(code[alike], prepend=-1))
         is_slow = np.zeros(len(rows), np.bool_)
         is_slow[slow] = True
+        quick = set(trace.name[rows[~is_slow]].tolist())
         chosen = []
         for same in np.split(alike, begins[1:]):
             i = int(same[0]) if len(same) else -1
@@ -165,7 +171,8 @@ class Host:
             if len(same) > 1:
                 is_first = bool(spent[i] >= 3.0 * float(np.median(spent[same[1:]])))
             else:
-                is_first = shapes[rows[i]] > 0 and bool(_PLANS.search(trace.words[int(trace.name[rows[i]])]))
+                name = int(trace.name[rows[i]])
+                is_first = shapes[rows[i]] > 0 and name in quick and bool(_PLANS.search(trace.words[name]))
             chosen += [i] if is_first else []
         return rows[np.array(chosen, dtype=np.intp)]
 

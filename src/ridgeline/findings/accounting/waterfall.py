@@ -86,9 +86,9 @@ class Waterfall:
     notes: tuple[str, ...] = ()
     pieces: Pieces | None = field(default=None, repr=False, compare=False)
 
-    def bars_of(self, trace: Trace, rows: Sequence[int]) -> list[Bar]:
+    def bars_of(self, trace: Trace, rows: Sequence[int], least_frac: float = 0.1) -> list[Bar]:
         """The bars that spans of the trace are in, by how much: as what is shown for them, around it, or as the device
-        span that an idle stretch ended with. Bars with less than a tenth of what the spans have are left out."""
+        span that an idle stretch ended with. Bars with less than this share of what the spans have are left out."""
         if self.pieces is None or not len(rows):
             return []
         wanted = np.zeros(len(trace) + 1, np.bool_)
@@ -104,7 +104,7 @@ class Waterfall:
             if not (at >= 0).any():
                 break
         score = np.bincount(self.pieces.bar[hit], self.pieces.ns[hit], len(self.pieces.keys))
-        least = 0.1 * float(score.sum())
+        least = least_frac * float(score.sum())
         kept = {key: float(score[i]) for i, key in enumerate(self.pieces.keys) if score[i] > least}
         return sorted((bar for bar in self.bars if bar.key in kept), key=lambda bar: -kept[bar.key])
 

@@ -9,15 +9,13 @@ from ridgeline.findings.context.shapes import first_dtype, product_of, shaped_op
 from ridgeline.findings.replay.replay import Index, Mask
 from ridgeline.trace.kind import Kind
 
-REFERENCE = r"^aten::_scaled_dot_product_attention_math$"
-
 
 def cast_up(context: TraceContext) -> Mask:
     """Works that are products in fp32 of queries that came in 16 bits: inside of the reference form, and those of its
     gradient, which have the same sizes."""
     trace, found = context.trace, np.zeros(len(context.rows), dtype=bool)
     dtypes = trace.optional("dtypes")
-    spans = context.host_spans(REFERENCE, Kind.OP)
+    spans = context.host_spans(r"^aten::_scaled_dot_product_attention_math$", Kind.OP)
     half = [first_dtype(trace.words[int(dtypes[span])]) in ("bf16", "fp16") for span in spans.tolist()]
     spans = spans[np.array(half, dtype=bool)]
     if not len(spans):

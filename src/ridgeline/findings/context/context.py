@@ -25,7 +25,6 @@ from ridgeline.trace.table import Trace
 
 HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.PYTHON, Kind.RUNTIME, Kind.STEP, Kind.DATALOADER, Kind.GC, Kind.OVERHEAD)
 
-MANY_WORKS = 20_000
 
 SURE_FRAC = 0.02
 """Of the step: what every eager program has some of (launches, pointwise kernels, odd sizes) is told from here on at
@@ -78,7 +77,7 @@ class TraceContext:
         self.program = self.hosts.program
         self.base: Schedule = run(self.program)
         self.step_s: float = not_below_kernels(self, self.loop.step_s(self.program))  # in the steady state
-        kept = self.hosts.others if self.program.num_works <= MANY_WORKS else ()  # each costs a replay a rule
+        kept = self.hosts.others if self.program.num_works <= 20_000 else ()  # each costs a replay a rule
         self.other_hosts = tuple((host, not_below_kernels(self, self.loop.step_s(host))) for host in kept)
 
     @property

@@ -12,7 +12,6 @@ from ridgeline.findings.context.context import TraceContext
 from ridgeline.profiler.floors import with_floors
 from ridgeline.trace.table import Trace
 
-MAX_ROWS = 40
 _PRICED: WeakKeyDictionary[TraceContext, Trace | None] = WeakKeyDictionary()
 """A rule asks as well as the table: pricing is done once."""
 
@@ -52,13 +51,14 @@ def gaps_of(context: TraceContext) -> tuple[Gap, ...]:
         for column in (np.ones(len(known)), context.work_s[known], expected[known], floor[known])
     ]
     found = [
-        Gap(trace.words[int(op)], trace.words[int(module)], *(float(part[i]) * unit for part, unit in zip(sums, UNITS)))
+        Gap(
+            trace.words[int(op)],
+            trace.words[int(module)],
+            *(float(part[i]) * unit for part, unit in zip(sums, (1.0, 1e3, 1e3, 1e3))),
+        )
         for i, (op, module) in enumerate(distinct.tolist())
     ]
-    return tuple(sorted(found, key=lambda gap: -gap.gap_ms)[:MAX_ROWS])
-
-
-UNITS = (1.0, 1e3, 1e3, 1e3)
+    return tuple(sorted(found, key=lambda gap: -gap.gap_ms)[:40])
 
 
 def with_work(context: TraceContext) -> Trace:

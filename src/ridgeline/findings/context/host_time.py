@@ -12,11 +12,6 @@ from ridgeline.trace.intervals import Intervals, covered_within, union
 from ridgeline.trace.kind import Kind
 
 LOADER = r"dataloader.*(__next__|next)|_next_data|data_?loading|fetch_batch|DataPipe"
-FED_LATE_FRAC, FED_LATE_S = 0.05, 2e-3
-"""Waiting for batches, of a step and at least, from which on workers set the pace."""
-SILENT_S, SILENT_TIMES, SILENT_FRAC = 300e-6, 20.0, 0.25
-"""Nor does a host that launches stay without an op for this long, and this many times as long as it usually does: of
-such a gap ops cover less than a quarter."""
 
 
 @derived
@@ -39,7 +34,9 @@ def _away(context: TraceContext) -> Mask:
     clock, gap_s = context.clock, context.wiring.program.gap_s
     usual_s = float(np.median(gap_s[gap_s > 0])) if (gap_s > 0).any() else 0.0
     ops = covered_within(context.time_of(context.of_kind(Kind.OP)), clock.gap_start_ns, clock.start_ns) / 1e9
-    silent = (gap_s >= max(SILENT_S, SILENT_TIMES * usual_s)) & (ops < SILENT_FRAC * gap_s) & ~_handed_over(context)
+    # Nor does a host that launches stay without an op for this long, and this many times as long as it usually does: of
+    # such a gap ops cover less than a quarter.
+    silent = (gap_s >= max(300e-6, 20.0 * usual_s)) & (ops < 0.25 * gap_s) & ~_handed_over(context)
     long = (gap_s >= _long_gap_s(context)) | silent
     optimizer = context.time_of(context.host_spans(r"^Optimizer\.step"))
     inside_ns = covered_within(optimizer, clock.gap_start_ns, clock.start_ns)
@@ -139,4 +136,5 @@ def is_fed_late(context: TraceContext) -> bool:
     if loads_itself(context) or not len(loading_spans(context)):
         return False
     time = context.time_of(loading_spans(context))
-    return time.total / 1e9 / context.num_steps > max(FED_LATE_FRAC * context.step_s, FED_LATE_S)
+    # Waiting for batches, of a step and at least, from which on workers set the pace.
+    return time.total / 1e9 / context.num_steps > max(0.05 * context.step_s, 2e-3)

@@ -15,20 +15,19 @@ from ridgeline.trace.kind import Kind
 
 LOOPS, STOPS = frozenset({"tensor-loop"}), frozenset({"synchronization"})
 """Findings about a loop, and about what it may do in each of its turns: one op over all of it has neither."""
-MANY, TURN, IN_TURNS = 8, 24, 0.75
-"""Stops of a round and calls between two of them for turns of a loop, and of the turns those with kernels of the
-loop."""
 
 
 def are_one_loop(context: TraceContext, loop: Fix, stops: Fix) -> bool:
     """Whether most of the stops follow each other closely, with something of the loop in between."""
     calls = np.sort(stops.freed)
-    if len(calls) < MANY * num_rounds(context):
+    # Stops of a round and calls between two of them for turns of a loop, and of the turns those with kernels of the
+    # loop.
+    if len(calls) < 8 * num_rounds(context):
         return False
     times_ns = np.sort(made_ns(context, loop.works))
     reached = np.searchsorted(times_ns, context.clock.start_ns[calls])
-    turns = (np.diff(reached) > 0) & (np.diff(calls) <= TURN)
-    return bool(turns.mean() >= IN_TURNS)
+    turns = (np.diff(reached) > 0) & (np.diff(calls) <= 24)
+    return bool(turns.mean() >= 0.75)
 
 
 def made_ns(context: TraceContext, works: Index) -> Index:

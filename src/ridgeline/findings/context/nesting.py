@@ -11,9 +11,6 @@ from ridgeline.trace.kind import Kind
 
 FACTORED = r"^aten::(_?linalg_\w+|cholesky\w*|_cholesky\w*|triangular_solve|lu_\w+|geqrf|ormqr|orgqr|svd|lstsq)$"
 """Factorizations and solves: what they launch is their solver's own."""
-FACTORED_BACKWARD = r"^(Linalg|Cholesky|TriangularSolve|Lu)\w*Backward\d*$"
-"""Gradients of such: PyTorch keeps TF32 out of their products, whatever is set."""
-MAX_DEPTH = 64
 
 
 def under(context: TraceContext, pattern: str) -> Mask:
@@ -29,7 +26,11 @@ def under(context: TraceContext, pattern: str) -> Mask:
 def factored(context: TraceContext) -> Mask:
     """Works of factorizations and solves, and of their gradients: no setting of products reaches those inside, and
     there is no larger batch."""
-    return np.asarray(context.named(FACTORED, "op") | under(context, FACTORED_BACKWARD), dtype=bool)
+    # Gradients of such: PyTorch keeps TF32 out of their products, whatever is set.
+    return np.asarray(
+        context.named(FACTORED, "op") | under(context, r"^(Linalg|Cholesky|TriangularSolve|Lu)\w*Backward\d*$"),
+        dtype=bool,
+    )
 
 
 def is_under(context: TraceContext, span: int, pattern: str) -> bool:
@@ -42,7 +43,7 @@ def _ancestry(context: TraceContext) -> tuple[Index, ...]:
     """The spans around each launch, level by level, -1 above the outermost."""
     trace, levels = context.trace, list[Index]()
     at = trace.launch[context.rows].astype(np.int64)
-    while (at >= 0).any() and len(levels) < MAX_DEPTH:
+    while (at >= 0).any() and len(levels) < 64:
         levels.append(at)
         at = np.where(at >= 0, trace.parent[np.maximum(at, 0)], -1).astype(np.int64)
     return tuple(levels)

@@ -25,21 +25,12 @@ ENTERS = (
     r"^aten::(linear|matmul|addmm|mm|conv\w*|embedding(_bag)?|\w*layer_norm|rms_norm|batch_norm|group_norm|lstm|gru)$"
 )
 """Where a network begins to work on what it is given."""
-PASS_KERNELS = 10
-"""Of one pass, at least: less is a loop over tensors, or an expert."""
-ALIKE, MOSTLY, COVERED = 0.25, 0.75, 0.5
-"""Passes differ by so much, so many of them do not differ by more, and of the kernels outside of backward passes so
-many are theirs."""
-FEW_SAMPLES = 8
-"""Of a batch that may be one of several: what a person labels, a request, an episode."""
 JOINS, BESIDE, DEEP = frozenset({"aten::cat", "aten::stack"}), 2, 6
 """What joins results of passes, how many passes there may be beside them (a teacher's), and layers of a pass, at least:
 less is a cell of a recurrence."""
 LOOKUPS = frozenset({"aten::embedding"})
 CHOOSES, CHOICES = r"^aten::(argmax|multinomial|topk|sort|max)$", 1000
 """What turns the answer of a pass into the words of the next one, out of so many at least: labels are fewer."""
-CHANGES = r"^aten::(where|scatter_?|index_put_|masked_fill_?)$"
-"""What changes words, where it is given texts; masks of scores have more dims."""
 LAYS_OUT = r"^aten::(to|_to_copy|contiguous|detach|copy_|view|reshape|lift_fresh|pin_memory)$"
 SHAPED = r"^aten::(unsqueeze|squeeze|(un)?flatten|permute|transpose|unfold|split|chunk|unbind|slice|select|pad|cat)$"
 Shape = tuple[int, ...]
@@ -76,7 +67,8 @@ def passes_again(context: TraceContext) -> float:
             table, given = (shapes[0], shapes[1]) if name in LOOKUPS else (shapes[1], shapes[0])
             called[name, table].append((int(context.start_ns[row]), given))
     first = min(called.values(), key=lambda each: each[0], default=[])
-    few = [one for one in first if one[1][0] <= FEW_SAMPLES or len(one[1]) == 1]
+    # Of a batch that may be one of several: what a person labels, a request, an episode.
+    few = [one for one in first if one[1][0] <= 8 or len(one[1]) == 1]
     rare = min(called.values(), key=len, default=[])
     rare = rare if len(entering) >= DEEP * len(rare) else []
     num_few, num_rare = (_num_passes(context, [start for start, _ in each]) if each else 0 for each in (few, rare))
@@ -176,7 +168,11 @@ def _lone(context: TraceContext, calls: Index, given: Sequence[tuple[str, tuple[
             lone[name, shapes[0]].append(int(context.start_ns[row]))
         elif not moved:
             touched.update(shapes)
-    chooses, changes = context.words_like(CHOOSES)[names].tolist(), context.words_like(CHANGES)[names].tolist()
+    # What changes words, where it is given texts; masks of scores have more dims.
+    chooses, changes = (
+        context.words_like(CHOOSES)[names].tolist(),
+        context.words_like(r"^aten::(where|scatter_?|index_put_|masked_fill_?)$")[names].tolist(),
+    )
     makes_words = sum(
         bool(shapes) and ((choose and shapes[0][-1] >= CHOICES) or (change and len(shapes[0]) <= 2))
         for (_, shapes), choose, change in zip(given, chooses, changes, strict=True)
@@ -192,10 +188,13 @@ def _num_passes(context: TraceContext, starts: Sequence[int]) -> int:
     launched; else 0."""
     launches = np.sort(context.launch_ns[~under(context, BACKWARD) & (context.work_kind == int(Kind.KERNEL))])
     at = np.searchsorted(launches, np.sort(starts))
-    at = at[np.append(np.diff(at) >= PASS_KERNELS, True)]  # words and their places are looked up in the same pass
+    # Of one pass, at least: less is a loop over tensors, or an expert.
+    at = at[np.append(np.diff(at) >= 10, True)]  # words and their places are looked up in the same pass
     if len(starts) < 2 or len(at) < MANY_PASSES * num_rounds(context):
         return 0
     follow = np.diff(at)
     usual = float(np.median(follow))
-    alike = float((np.abs(follow - usual) <= ALIKE * usual).mean())
-    return len(at) if alike >= MOSTLY and usual * len(at) >= COVERED * len(launches) else 0
+    # Passes differ by so much, so many of them do not differ by more, and of the kernels outside of backward passes so
+    # many are theirs.
+    alike = float((np.abs(follow - usual) <= 0.25 * usual).mean())
+    return len(at) if alike >= 0.75 and usual * len(at) >= 0.5 * len(launches) else 0

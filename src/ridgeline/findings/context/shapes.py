@@ -12,9 +12,6 @@ import numpy as np
 from ridgeline.findings.replay.replay import Index
 from ridgeline.trace.table import Trace
 
-MAX_DEPTH = 8
-LARGEST = 1 << 48
-"""No dim of a tensor is as large."""
 _PRODUCTS = {
     "aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::matmul": (0, 1), "aten::addmm": (1, 2), "aten::baddbmm": (1, 2),
     "aten::linear": (0, 1), "aten::_addmm_activation": (1, 2), "aten::_scaled_mm": (0, 1),
@@ -40,7 +37,7 @@ def shaped_ops(trace: Trace, works: Index) -> Index:
     shapes = trace.optional("shapes")
     at = np.where(trace.launch[works] >= 0, trace.launch[works], -1).astype(np.int64)
     found = np.full(len(works), -1, dtype=np.int64)
-    for _ in range(MAX_DEPTH):
+    for _ in range(8):
         has = (at >= 0) & (found < 0)
         if not has.any():
             break
@@ -64,7 +61,8 @@ def parsed(text: str) -> tuple[Any, ...]:
 
 def is_shape(value: Any) -> bool:
     """A list of sizes that a tensor can have; a damaged trace has others."""
-    return isinstance(value, list) and all(isinstance(size, int) and abs(size) < LARGEST for size in value)
+    # No dim of a tensor is as large.
+    return isinstance(value, list) and all(isinstance(size, int) and abs(size) < (1 << 48) for size in value)
 
 
 def product_of(op: str, shapes: str) -> Product | None:

@@ -12,9 +12,6 @@ from ridgeline.findings.context.nesting import launching_spans
 from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.replay.replay import Index, Mask, Seconds
 
-STOPS = 4
-"""Gaps in which a thread was not running, at least: once is whatever a machine does."""
-
 
 def stalled_spans(context: TraceContext, spans: Index) -> tuple[Index, float]:
     """Spans that took over ten times (and 50 µs more than) what their name usually takes by itself, without what
@@ -41,7 +38,8 @@ def stopped_for_s(context: TraceContext, least: float) -> float:
     """Seconds in long gaps between two ops that usually follow each other at once, if they are this share of such
     gaps: code that somebody wrote there would take its time whenever the two meet."""
     num, found_s = _stops(context)
-    return found_s if num >= STOPS and found_s > least * elsewhere_time(context).total / 1e9 else 0.0
+    # Gaps in which a thread was not running, at least: once is whatever a machine does.
+    return found_s if num >= 4 and found_s > least * elsewhere_time(context).total / 1e9 else 0.0
 
 
 @derived

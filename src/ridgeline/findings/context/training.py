@@ -16,15 +16,9 @@ FORWARD_OPS = (
 )
 """Ops that only a forward pass calls: in a backward pass they are a second time."""
 BACKWARD = r"evaluate_function|Backward\d*$"
-OWN_BACKWARD = r"^(?!CheckpointFunction)\w+Backward$"
-"""Gradients that a program wrote itself (those of PyTorch end in a number): reversible layers and the like compute
-forward work there by design."""
-TAKEN_AWAY = r"^aten::(sub|rsub)_?$"
 LOSS_BACKWARD = (
     r"^autograd::engine::evaluate_function: (NllLoss|CrossEntropy|MseLoss|L1Loss|SmoothL1|HuberLoss|BinaryCross|KlDiv)"
 )
-PASS_WORKS = 10
-"""Launches between the gradients of two losses from which on they are of two passes."""
 
 
 def trains(context: TraceContext) -> bool:
@@ -39,7 +33,8 @@ def num_backward_passes(context: TraceContext) -> int:
     starts = np.sort(context.start_ns[context.host_spans(LOSS_BACKWARD, Kind.OP)])
     if len(starts) < 2:
         return len(starts)
-    between = np.diff(np.searchsorted(np.sort(context.launch_ns), starts)) >= PASS_WORKS
+    # Launches between the gradients of two losses from which on they are of two passes.
+    between = np.diff(np.searchsorted(np.sort(context.launch_ns), starts)) >= 10
     calls = context.host_spans(FORWARD_OPS, Kind.OP)
     forward = np.sort(context.start_ns[calls[~spans_under(context, calls, BACKWARD)]])
     if len(forward):
@@ -87,7 +82,9 @@ def recomputed(context: TraceContext) -> Mask:
 def _forward_again(context: TraceContext) -> Index:
     """Ops of a forward pass inside of a backward one, but not those that somebody's own gradient is made of."""
     spans = context.host_spans(FORWARD_OPS, Kind.OP)
-    own = context.host_spans(OWN_BACKWARD, Kind.OP)
+    # Gradients that a program wrote itself (those of PyTorch end in a number): reversible layers and the like compute
+    # forward work there by design.
+    own = context.host_spans(r"^(?!CheckpointFunction)\w+Backward$", Kind.OP)
     own = own[~np.array([_goes_through_again(context, span) for span in own.tolist()], dtype=bool)]
     return spans[spans_under(context, spans, BACKWARD) & ~spans_inside(context, spans, own)]
 
@@ -97,7 +94,8 @@ def _goes_through_again(context: TraceContext, node: int) -> bool:
     layer subtracts what it has computed again from what it was given."""
     names = context.trace.name[children_of(context, node)]
     forward, backward, taken = (
-        bool(context.words_like(pattern)[names].any()) for pattern in (FORWARD_OPS, r"^autograd::engine", TAKEN_AWAY)
+        bool(context.words_like(pattern)[names].any())
+        for pattern in (FORWARD_OPS, r"^autograd::engine", r"^aten::(sub|rsub)_?$")
     )
     return forward and backward and not taken
 

@@ -30,7 +30,8 @@ class Wait:
 def host_waits(context: TraceContext) -> tuple[Wait, ...]:
     """Calls that held their thread until the device was done, with what they were part of."""
     calls = np.flatnonzero((context.program.waits_for >= 0) & (context.wiring.call_rows >= 0))
-    copies = _copies_by_parent(context)
+    # The copy made under each host span that makes one directly.
+    copies = {parent: copy_word(context, works[-1]) for parent, works in _copies_under(context).items()}
     return tuple(_wait(context, call, copies) for call in calls.tolist())
 
 
@@ -115,8 +116,3 @@ def _launches(context: TraceContext) -> Mask:
     launches = np.zeros(context.program.num_calls, dtype=bool)
     launches[context.program.call] = True
     return launches
-
-
-def _copies_by_parent(context: TraceContext) -> dict[int, str]:
-    """The copy made under each host span that makes one directly."""
-    return {parent: copy_word(context, works[-1]) for parent, works in _copies_under(context).items()}

@@ -8,8 +8,6 @@ import numpy as np
 
 from ridgeline.findings.replay.replay import NONE, Index, Program, Schedule
 
-CLOSE_S = 2e-9
-
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -71,7 +69,7 @@ def _before_work(p: Program, s: Schedule, w: int, before: Index) -> tuple[list[L
     links = [Link("work", w, start_s, float(s.work_end_s[w]))]
     reasons: list[tuple[float, str, int]] = []
     for other, gap_s in ((int(before[w]), p.stream_gap_s[w]), (int(p.depends_on[w]), p.depend_gap_s[w])):
-        if other >= 0 and abs(s.work_end_s[other] + gap_s - start_s) < CLOSE_S:
+        if other >= 0 and abs(s.work_end_s[other] + gap_s - start_s) < 2e-9:
             reasons.append((float(s.work_end_s[other]), "work", other))
     if reasons:
         ended_s, kind, other = max(reasons)

@@ -13,8 +13,6 @@ from ridgeline.findings.replay.window import MAX_WORKS, Window
 
 ROUNDS = 3
 """The first fills the queue, the others are what a long run repeats."""
-MAX_STEPS = 12
-"""Of a longer recording the first step's lead and the last one's tail are too small a share to matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,8 @@ def loop_of(wiring: Wiring, window: Window) -> Loop:
     """Recorded steps repeat if there are few enough of them; a recording without steps is taken as it is."""
     marks = np.flatnonzero(wiring.call_rows < 0)
     works = wiring.program.num_works
-    repeats = window.is_marked and window.num_steps <= MAX_STEPS and 0 < works * ROUNDS <= MAX_WORKS
+    # Of a longer recording the first step's lead and the last one's tail are too small a share to matter.
+    repeats = window.is_marked and window.num_steps <= 12 and 0 < works * ROUNDS <= MAX_WORKS
     if not repeats or len(marks) < 2:
         return Loop(window.num_steps, NONE, np.zeros(0, dtype=np.int64))
     return Loop(window.num_steps, int(marks[-1]), _last_waits(wiring.program, marks))

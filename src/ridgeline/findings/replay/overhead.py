@@ -29,14 +29,11 @@ LEAST_FRAC = 0.35
 """No recording makes a launch three times as long; a larger difference has other reasons."""
 LEAST_WHOLE_FRAC = 0.1
 """A process on too few cores is slowed by what records it as well."""
-CLEARLY = 1.05
-"""From here on a recorded step was slowed by more than what its device varies by."""
 MOST_S = 15e-6
 """No recorded op costs its host more than this (3 to 6 µs with shapes, up to 12 inside compiled regions)."""
 CALL_COST, KEPT_FRAC = 0.5, 0.15
 """Recording a call of the driver against recording an op, and the share of any host time that is never the
 recording's."""
-STEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,8 @@ def unrecorded(
     main = program if alike is None else _stretched(program, alike, long_s)
     if alike in (None, LEAST_FRAC):  # launching alone does not explain it: whatever the host does may have been slowed
         whole = _solved(lambda frac: _stretched(program, frac, np.inf), 1.0, LEAST_WHOLE_FRAC, step_s, loop)
-        if whole is not None and whole > LEAST_WHOLE_FRAC and loop.step_s(program) > CLEARLY * step_s:
+        # From here on a recorded step was slowed by more than what its device varies by.
+        if whole is not None and whole > LEAST_WHOLE_FRAC and loop.step_s(program) > 1.05 * step_s:
             alone = _solved(lambda frac: _stretched(program, frac, long_s), 1.0, LEAST_WHOLE_FRAC, step_s, loop)
             unslowed = (_stretched(program, alone, long_s),) if alone is not None else ()
             return Hosts(_stretched(program, whole, np.inf), whole, unslowed)
@@ -107,7 +105,7 @@ def _solved(make: Callable[[float], Program], recorded: float, least: float, ste
     if at_least_s > step_s:
         return None if at_least_s > HIDDEN * as_recorded_s else least
     slow, fast = recorded, least
-    for _ in range(STEPS):
+    for _ in range(12):
         middle = (slow + fast) / 2
         slow, fast = (middle, fast) if loop.step_s(make(middle)) > step_s else (slow, middle)
     return (slow + fast) / 2

@@ -9,26 +9,16 @@ from numpy.typing import NDArray
 
 from ridgeline.findings.replay.replay import NONE, Index, Mask, Program, Seconds
 from ridgeline.findings.replay.window import Window
-from ridgeline.trace.intervals import Intervals, difference, union
+from ridgeline.trace.intervals import difference, union
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Trace
 
-HANDOFF_S = 100e-6
-"""A thread that calls nothing for longer was probably waiting for another one: its next call follows whichever ended
-last."""
 NEAR_S = 20e-6
 """Work that starts this soon after work of another stream has ended, and for no other reason, was waiting for it."""
 SURE_S = 5e-6
 """Delays below this need no reason: events, front ends and clocks have their own."""
 BACK_TO_BACK_S = 3e-6
 """Queued kernels follow each other within this; where they never do, nothing was ever queued."""
-LAUNCH_S = 10e-6
-"""An empty queue starts work within this after its launch; where none does, the queue was never empty."""
-UNBOUND_S = -1e9
-"""Latency of work whose launch is not known and did not hold it."""
-FULL_QUEUE = 512
-"""A launch that takes long while this much work is pending waits for room in the queue (CUDA holds about 1,024)."""
-LONG_S = 30e-6
 SYNCHRONIZES = ("Synchronize", "cudaFree", "hipFree", "cuMemFree", "cudaHostUnregister", "cudaMemcpy_")
 ALLOCATES = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cuMemCreate", "cuMemMap", "cuMemUnmap", "cuMemRelease",
              "cuMemSetAccess", "cuMemAddressReserve", "cuMemAlloc", "cuMemFree", "cudaHostAlloc", "cudaFreeHost",
@@ -218,7 +208,8 @@ def _may_wait(trace: Trace, calls: _Calls, works: _Works, duration_s: Seconds) -
     early = int((~works.linked).sum())  # launched before the recording began
     launched = early + np.searchsorted(works.call[works.linked], np.arange(len(calls.row)), side="right")
     finished = np.searchsorted(np.sort(works.end_s), calls.start_s, side="right")
-    full = (launched - finished > FULL_QUEUE) & (duration_s > LONG_S)
+    # A launch that takes long while this much work is pending waits for room in the queue (CUDA holds about 1,024).
+    full = (launched - finished > 512) & (duration_s > 30e-6)
     return np.asarray(synchronizes | full, dtype=bool)
 
 
@@ -239,14 +230,7 @@ def _order(calls: _Calls) -> tuple[Index, Seconds]:
         own = np.flatnonzero(calls.thread == thread)
         same[own[1:]] = own[:-1]
     gap_s = np.where(same >= 0, calls.start_s - calls.end_s[same], np.inf)
-    latest = _latest_before(calls)
-    handed = (gap_s > HANDOFF_S) & (latest >= 0)
-    after = np.where(handed, latest, same)
-    return after, np.where(after >= 0, calls.start_s - calls.end_s[after], calls.start_s)
-
-
-def _latest_before(calls: _Calls) -> Index:
-    """The call that ended last before each one starts, never one later in order."""
+    # The call that ended last before each one starts, never one later in order.
     by_end = np.argsort(calls.end_s, kind="stable")
     place = np.searchsorted(calls.end_s[by_end], calls.start_s, side="right") - 1
     index = np.arange(len(calls.row))
@@ -257,7 +241,12 @@ def _latest_before(calls: _Calls) -> Index:
             break
         place = np.where(late, place - 1, place)
         found = np.where(place >= 0, by_end[np.maximum(place, 0)], NONE)
-    return np.where(found < index, found, index - 1)
+    latest = np.where(found < index, found, index - 1)
+    # A thread that calls nothing for longer was probably waiting for another one: its next call follows whichever ended
+    # last.
+    handed = (gap_s > 100e-6) & (latest >= 0)
+    after = np.where(handed, latest, same)
+    return after, np.where(after >= 0, calls.start_s - calls.end_s[after], calls.start_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +262,8 @@ def _delays(calls: _Calls, works: _Works) -> _Delays:
     """What held each piece of work: its launch, its stream or another stream; the rest stays where it was."""
     latency_s = works.start_s - calls.start_s[works.call]
     gap_s = works.start_s - _freed_s(works)
-    usual_latency_s = min(LAUNCH_S, _usual(latency_s[works.linked]))
+    # An empty queue starts work within this after its launch; where none does, the queue was never empty.
+    usual_latency_s = min(10e-6, _usual(latency_s[works.linked]))
     usual_gap_s = min(BACK_TO_BACK_S, _usual(gap_s[gap_s < NEAR_S]))
     launch_ready_s = works.start_s - latency_s + usual_latency_s
     stream_ready_s = works.start_s - gap_s + usual_gap_s
@@ -287,16 +277,16 @@ def _delays(calls: _Calls, works: _Works) -> _Delays:
     lost_ns = union(start_ns[lost] - np.rint(held_s[lost] * 1e9).astype(np.int64), start_ns[lost])
     latency_s = np.where(~by_stream & ~explained, latency_s, np.minimum(latency_s, usual_latency_s))
     return _Delays(
-        np.where(np.isfinite(launch_ready_s), latency_s, UNBOUND_S),
+        # Latency of work whose launch is not known and did not hold it.
+        np.where(np.isfinite(launch_ready_s), latency_s, (-1e9)),
         np.where(by_stream & ~explained, np.where(np.isfinite(gap_s), gap_s, 0.0), np.minimum(gap_s, usual_gap_s)),
         depends_on,
         depend_gap_s,
-        difference(lost_ns, _busy(works)).total / 1e9,
+        difference(
+            lost_ns, union(np.rint(works.start_s * 1e9).astype(np.int64), np.rint(works.end_s * 1e9).astype(np.int64))
+        ).total
+        / 1e9,
     )
-
-
-def _busy(works: _Works) -> Intervals:
-    return union(np.rint(works.start_s * 1e9).astype(np.int64), np.rint(works.end_s * 1e9).astype(np.int64))
 
 
 def _usual(delays_s: Seconds) -> float:

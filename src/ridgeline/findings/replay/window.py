@@ -15,9 +15,6 @@ MAX_WORKS = 60_000
 MAX_STEP_WORKS = 20_000
 """Pieces of device work in whole steps from the middle of a long trace: more of them say nothing new."""
 
-WARM_TIMES = 1.5
-"""A first step that takes this many times as long as those after it is not one of them."""
-
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -65,7 +62,8 @@ def _beginning(step_s: np.ndarray) -> int:
     """How many of the first steps are a program's beginning (memory is taken, kernels are loaded, code is compiled):
     each far longer than those after it, of which at least two are left."""
     num = 0
-    while num < len(step_s) - 2 and step_s[num] > WARM_TIMES * float(np.median(step_s[num + 1 :])):
+    # A first step that takes this many times as long as those after it is not one of them.
+    while num < len(step_s) - 2 and step_s[num] > 1.5 * float(np.median(step_s[num + 1 :])):
         num += 1
     return num
 

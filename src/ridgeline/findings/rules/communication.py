@@ -22,10 +22,6 @@ from ridgeline.trace.intervals import difference
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Trace
 
-SMALL_BYTES = 4e6
-FEW = 12
-STEADY = 0.6
-"""Share of the collectives in which the same rank comes last, from which on it is a straggler and not chance."""
 EXPERTS = re.compile(r"all_?to_?all|sendrecv", re.IGNORECASE)
 STAGES = re.compile(r"\bsend\b|\brecv\b|SendRecv|ncclKernel_Send|_p2p|isend|irecv", re.IGNORECASE)
 
@@ -49,7 +45,7 @@ def _arrivals(context: TraceContext) -> _Arrivals | None:
     own = context.rows[works]
     if not context.others or not len(works):
         return None
-    tables = [_rows(trace) for trace in context.others]
+    tables = [trace.in_order(trace.of_kind(Kind.COMMUNICATION) & (trace.device >= 0)) for trace in context.others]
     inside = [_inside(context, trace, rows) for trace, rows in zip(context.others, tables, strict=True)]
     if any(len(rows) != len(works) for rows in inside):
         return None
@@ -65,10 +61,6 @@ def _arrivals(context: TraceContext) -> _Arrivals | None:
     keep[order] = np.clip(least / np.maximum(lasts[-1], 1e-12), 0.0, 1.0)
     names = tuple(context.trace.words[int(word)] for word in context.trace.name[own])
     return _Arrivals(keep, last, names)
-
-
-def _rows(trace: Trace) -> Index:
-    return trace.in_order(trace.of_kind(Kind.COMMUNICATION) & (trace.device >= 0))
 
 
 def _inside(context: TraceContext, trace: Trace, rows: Index) -> Index:
@@ -116,7 +108,8 @@ def _candidate(
 
 def _straggler(context: TraceContext) -> Candidate | None:
     waiting = _waiting(context)
-    if waiting is None or waiting[2] < STEADY:
+    # Share of the collectives in which the same rank comes last, from which on it is a straggler and not chance.
+    if waiting is None or waiting[2] < 0.6:
         return None
     found, rank, share = waiting
     return _candidate(
@@ -175,21 +168,17 @@ def _pipeline_bubble(context: TraceContext) -> Candidate | None:
     )
 
 
-def _serves(context: TraceContext) -> bool:
-    """Whether ops were recorded and none of them is of learning: then there are no gradients."""
-    return len(context.of_kind(Kind.OP)) > 0 and not trains(context)
-
-
 def _small_buckets(context: TraceContext) -> Candidate | None:
     works = _collectives(context)
     reductions = works[context.named(r"all_?reduce|reduce_?scatter|all_?gather")[works]]
-    if len(reductions) / num_rounds(context) < FEW or _serves(
-        context
+    # Whether ops were recorded and none of them is of learning: then there are no gradients.
+    if len(reductions) / num_rounds(context) < 12 or (
+        len(context.of_kind(Kind.OP)) > 0 and not trains(context)
     ):  # layers that are split have results to exchange
         return None
     sent = context.trace.optional("message_bytes")[context.rows[reductions]].astype(np.float64)
     known = sent > 0
-    small = (known & (sent < SMALL_BYTES)) | (~known & (context.work_s[reductions] < 150e-6))
+    small = (known & (sent < 4e6)) | (~known & (context.work_s[reductions] < 150e-6))
     if small.mean() < 0.6:
         return None
     chosen = reductions[small]

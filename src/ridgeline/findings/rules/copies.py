@@ -25,29 +25,18 @@ from ridgeline.trace.kind import Kind
 
 LINK_BYTES_PER_S = 12e9
 """Of an unknown host link: PCIe 3.0 x16, the slowest still in use."""
-LINK_FRAC = 0.85
-"""Share of a host link's rate that large copies from pinned memory reach (55 of 64 GB/s on an H200)."""
 SMALL_BYTES, MANY = 1e6, 32
-TINY_BYTES, MANY_TINY = 65536, 16
-"""Of copies that are all call and no transfer, fewer are many."""
-SEVERAL = 8
 VALUE_BYTES = 4096
 """Less is a value that somebody reads, not data that is moved."""
-STREAMED_FRAC = 0.3
 STREAMED_BYTES = 64e6
-RETURNED_FRAC, MOVED = 0.9, 6
-"""Of the copies of one size, how many come back, and tensors a round, at least: a picture that comes back is one."""
 FETCHED, FETCHED_BYTES = 4, 8e6
 """Tensors a round, and bytes, from which on weights that come from the host are told."""
-PIECE_BYTES, PERHAPS_BYTES = 65536, 16e6
-"""Of a tensor, and of all in a round, that may be weights."""
-LAYERS = 8
-"""Large copies a step, at least: weights come layer by layer, what is computed on comes in a few pieces."""
 
 
 def _link_bytes_per_s(context: TraceContext) -> float:
     try:
-        return LINK_FRAC * context.device.link("pcie").bandwidth_bytes_per_s if context.device else LINK_BYTES_PER_S
+        # Share of a host link's rate that large copies from pinned memory reach (55 of 64 GB/s on an H200).
+        return 0.85 * context.device.link("pcie").bandwidth_bytes_per_s if context.device else LINK_BYTES_PER_S
     except RidgelineError:
         return LINK_BYTES_PER_S
 
@@ -91,10 +80,11 @@ def _there_and_back(context: TraceContext) -> Index:
     sizes = [_bytes(context, works) for works in (away, back)]
     known, counts = np.unique(sizes[0], return_counts=True)
     same = [int(min(count, (sizes[1] == size).sum())) for size, count in zip(known, counts, strict=True)]
-    both = known[(np.array(same) >= np.maximum(1, RETURNED_FRAC * counts)) & (known >= VALUE_BYTES)]
+    # Of the copies of one size, how many come back, and tensors a round, at least: a picture that comes back is one.
+    both = known[(np.array(same) >= np.maximum(1, 0.9 * counts)) & (known >= VALUE_BYTES)]
     works = np.concatenate((away[np.isin(sizes[0], both)], back[np.isin(sizes[1], both)]))
     num, moved = len(works) / 2, _bytes(context, works).sum() / 2
-    if len(both) < 2 or num < MOVED * num_rounds(context) or moved / context.num_steps < STREAMED_BYTES:
+    if len(both) < 2 or num < 6 * num_rounds(context) or moved / context.num_steps < STREAMED_BYTES:
         return works[:0]
     first = works[np.argmin(context.start_ns[context.rows[works]])]
     return np.sort(works) if first in away else works[:0]
@@ -178,12 +168,13 @@ def _fetched_weights(context: TraceContext, works: Index) -> Candidate:
 def perhaps_weights(context: TraceContext) -> Candidate | None:
     """Many tensors of several sizes come from the host, the same ones in every round."""
     works = np.flatnonzero(copies_of_memory(context, "htod"))
-    works = works[_bytes(context, works) > PIECE_BYTES]
+    # Of a tensor, and of all in a round, that may be weights.
+    works = works[_bytes(context, works) > 65536]
     sizes, times = np.unique(_bytes(context, works), return_counts=True)
     again = sizes[times >= max(2, num_rounds(context))]
     works = works[np.isin(_bytes(context, works), again)]
     moved = _bytes(context, works).sum() / context.num_steps
-    if len(again) < 2 or len(works) / num_rounds(context) < FETCHED or moved < PERHAPS_BYTES:
+    if len(again) < 2 or len(works) / num_rounds(context) < FETCHED or moved < 16e6:
         return None
     back = np.flatnonzero(copies_of_memory(context, "dtoh"))
     back = back[np.isin(_bytes(context, back), again)]
@@ -219,14 +210,15 @@ def weight_streaming(context: TraceContext) -> Candidate | None:
     large = moved > 1e6
     called, given = _roles(context, works)
     streamed = (
-        per_step_s >= STREAMED_FRAC * context.step_s * num_devices(context)
+        per_step_s >= 0.3 * context.step_s * num_devices(context)
         and per_step_s >= 0.5 * busy_s
         and moved.sum() / context.num_steps >= STREAMED_BYTES
     )
     if (
         not streamed
         or copies_of_memory(context, "htod", "pageable")[works].mean() > 0.5
-        or large.sum() / num_rounds(context) < LAYERS
+        # Large copies a step, at least: weights come layer by layer, what is computed on comes in a few pieces.
+        or large.sum() / num_rounds(context) < 8
     ):
         weights = works if moved[called].sum() > 0.5 * moved.sum() else works[called]
         enough = (
@@ -259,7 +251,7 @@ def perhaps_small_copies(context: TraceContext) -> Candidate | None:
     """Fewer than that, and still several that could be one."""
     works = np.flatnonzero(copies_of_memory(context, "htod"))
     works = works[_bytes(context, works) < SMALL_BYTES]
-    return _packed(context, works) if len(works) / num_rounds(context) >= SEVERAL else None
+    return _packed(context, works) if len(works) / num_rounds(context) >= 8 else None
 
 
 def _small_copies(context: TraceContext) -> Candidate | None:
@@ -267,8 +259,9 @@ def _small_copies(context: TraceContext) -> Candidate | None:
     works = np.flatnonzero(copies_of_memory(context, "htod"))
     works = works[_bytes(context, works) < SMALL_BYTES]
     if len(works) / num_rounds(context) < MANY:
-        works = works[_bytes(context, works) < TINY_BYTES]
-    return _packed(context, works) if len(works) / num_rounds(context) >= MANY_TINY else None
+        # Of copies that are all call and no transfer, fewer are many.
+        works = works[_bytes(context, works) < 65536]
+    return _packed(context, works) if len(works) / num_rounds(context) >= 16 else None
 
 
 def _packed(context: TraceContext, works: Index) -> Candidate:

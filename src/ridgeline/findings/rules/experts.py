@@ -18,8 +18,6 @@ from ridgeline.findings.replay.fix import Fix, joined
 from ridgeline.trace.intervals import covered_within, union
 from ridgeline.trace.kind import Kind
 
-GATHERS = r"^aten::(index|index_select|gather|nonzero|where|masked_select)$"
-PRODUCTS = r"^aten::(linear|matmul|mm|addmm|bmm|einsum)$"
 SCATTERS = r"^aten::(index_add|index_put|_index_put_impl|scatter_add|index_copy|scatter)_?$"
 
 
@@ -73,7 +71,12 @@ def _runs(context: TraceContext) -> Iterator[list[tuple[int, int]]]:
     ops = ops[np.isin(trace.thread[ops], main_threads(context)) & ~np.isin(trace.parent[ops], ops)]
     ops = ops[np.argsort(context.start_ns[ops], kind="stable")]
     gathers, products, scatters = (
-        context.words_like(pattern)[trace.name[ops]] for pattern in (GATHERS, PRODUCTS, SCATTERS)
+        context.words_like(pattern)[trace.name[ops]]
+        for pattern in (
+            r"^aten::(index|index_select|gather|nonzero|where|masked_select)$",
+            r"^aten::(linear|matmul|mm|addmm|bmm|einsum)$",
+            SCATTERS,
+        )
     )
     run, rows, before = list[tuple[int, int]](), set[tuple[int, ...]](), -1
     last: tuple[tuple[int, ...], ...] = ()

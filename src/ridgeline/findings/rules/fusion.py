@@ -31,23 +31,11 @@ from ridgeline.findings.rule import rule
 from ridgeline.findings.rules.experts import over_experts
 from ridgeline.trace.kind import Kind
 
-EXPONENTIAL = ("aten::exp", "aten::exp_", "aten::mul")
-"""The op that makes a softmax, and the one in its gradient."""
-AROUND = 8
-"""Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts."""
 BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul", "aten::einsum"})
-SCORES_S = 12e-6
 WIDEST = 256
 """Values of a head for which fused attention exists."""
-IN_PARTS = 0.4
-"""Of attention whose scores are a sum of two products, what is left at best: one of them is made apart and read."""
 SECOND = "scores are a sum of two products: a fused kernel takes one of them as a mask that somebody has made"
 REFERENCED = "; its reference form is what runs: leave sdpa_kernel(SDPBackend.MATH), or what keeps the others off"
-ACROSS = r"SpatialSoftMax"
-"""Softmax over another dim than the last: over queries, channels or slots, which is no attention."""
-OPERANDS = 6
-"""Of attention: what may be laid out anew right beside a product (queries, keys, values, a bias, what the product is
-added to, and a memset of its workspace)."""
 CHAIN = 4
 """Pointwise kernels in a row from which on a compiler pays; eager PyTorch has two or three between products by
 nature."""
@@ -60,30 +48,14 @@ SHAPES = 4
 """Of tensors that a loop goes over, at least (seven to 38 in four recorded loops)."""
 LONGEST_BODY, AGAIN_FRAC, ANOTHER_FRAC = 16, 0.6, 0.2
 """Kernels of a loop's body at most, of them those that come again, and of those the ones over another tensor."""
-JOINED = 8
-"""Tensors that one op puts together, from which on they came out of a loop: two are halves, three are parts."""
-KINDS = 3
-"""Different kernels of a chain, at least."""
-COMPUTES, COMPUTES_S = 0.1, 50e-6
-"""Of the memory's rate, and of kernels that are longer than it takes to begin one."""
 LOOP, SMALL_S = 48, 30e-6
 """Small kernels in a row from which on they are a loop over tensors, and what small means."""
-SET_S, WHERE_BACKWARD = 4e-6, r"^WhereBackward\d*$"
-"""Of a kernel that fills a few values, and the gradient that does so before it chooses: no end of a chain."""
 MOVES_S = 10e-6
 """Of kernels in a row over tensors of one size, from which on they move them rather than begin and end."""
-IDLE_FRAC = 0.3
-"""Of a step, less than which kernels take where its host decides."""
-TWICE = r"BackwardBackward\d*$"
-"""Nodes of gradients that are differentiated again: code that torch.compile made does not let that happen."""
 CALLED = r"aten::(linear|matmul|addmm|mm|bmm|conv\w*|convolution|embedding)$"
 """What autocast casts weights for."""
-EIGHT_BITS = ("int8", "uint8", "fp8")
 MANY_LIGHT, MOSTLY_LIGHT = 32, 0.65
 """Kernels of a round, and their share of its time: 0.52 at most in healthy programs on an H200."""
-FROZEN_FRAC = 0.01
-"""Of the step, for casts of weights that never change: what is cast and computed in fp32 around them comes on top."""
-LIGHT = ("pointwise", "reduce", "dropout", "copy", "fill", "random", "other")
 
 
 def _runs(mask: Mask, stream: Index) -> tuple[Index, Index]:
@@ -107,11 +79,15 @@ def _spelled_out(context: TraceContext) -> Candidate | None:
     by_hand = _exponentials(context)
     product, softmax = (
         context.family("gemm")[order],
-        ((context.family("softmax") & ~context.named(ACROSS)) | by_hand)[order],
+        # Softmax over another dim than the last: over queries, channels or slots, which is no attention.
+        ((context.family("softmax") & ~context.named(r"SpatialSoftMax")) | by_hand)[order],
     )
     batched, wide = _may_be_batched(context)[order], _wide_heads(context)[order]
     sizes = _sizes(context, np.flatnonzero(product | softmax), order)
-    light = (context.family(*LIGHT, "softmax", "index") | is_on_device_copy(context))[order]
+    light = (
+        context.family(*("pointwise", "reduce", "dropout", "copy", "fill", "random", "other"), "softmax", "index")
+        | is_on_device_copy(context)
+    )[order]
     copied = (context.family("copy") | is_on_device_copy(context) | (context.work_kind == int(Kind.MEMSET)))[order]
     chosen, apart = np.zeros(len(order), dtype=bool), 0
     inside = under(context, BACKWARD)[order]
@@ -145,7 +121,8 @@ def _spelled_out(context: TraceContext) -> Candidate | None:
         change="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=…) instead of matmul, softmax, "
         "matmul; FlexAttention where something is done to the scores" + REFERENCED * is_cast,
         where=place_of(context, works),
-        fix=_fused(context, works, IN_PARTS if in_parts else 0.06, 1.0 if fp32 or in_parts else 0.35),
+        # Of attention whose scores are a sum of two products, what is left at best: one of them is made apart and read.
+        fix=_fused(context, works, 0.4 if in_parts else 0.06, 1.0 if fp32 or in_parts else 0.35),
         evidence=kernel_evidence(context, works),
         spans=tuple(context.rows[works[:200]].tolist()),
         unchecked=("whether the mask, bias or dropout has a fused form",) + (SECOND,) * in_parts,
@@ -164,7 +141,8 @@ def _sizes(context: TraceContext, places: Index, order: Index) -> dict[int, tupl
     ops, found = shaped_ops(trace, context.rows[order[places]]), dict[int, tuple[int, ...]]()
     for place, op in zip(places.tolist(), ops.tolist(), strict=True):
         name, word = (trace.words[int(trace.name[op])], trace.words[int(shapes[op])]) if op >= 0 else ("", "")
-        scores = "softmax" in name or name in EXPONENTIAL
+        # The op that makes a softmax, and the one in its gradient.
+        scores = "softmax" in name or name in ("aten::exp", "aten::exp_", "aten::mul")
         found[place] = product_of(name, word) or (first_shape(word) if scores else ())
     return found
 
@@ -230,7 +208,9 @@ def _further(product: Mask, at: int, step: int) -> int:
 def _along(copied: Mask, at: int, step: int) -> int:
     """The last of a few copies right beside a product: operands laid out for it, which a fused kernel reads as they
     are."""
-    for _ in range(OPERANDS):
+    # Of attention: what may be laid out anew right beside a product (queries, keys, values, a bias, what the product is
+    # added to, and a memset of its workspace).
+    for _ in range(6):
         if not 0 <= at + step < len(copied) or not copied[at + step]:
             break
         at += step
@@ -239,7 +219,8 @@ def _along(copied: Mask, at: int, step: int) -> int:
 
 def _reach(product: Mask, light: Mask, at: int, step: int) -> int | None:
     """The nearest product in a direction with only light kernels in between."""
-    for distance in range(1, AROUND + 1):
+    # Kernels between a product and the softmax that still belong to the same attention: scale, mask, dropout, casts.
+    for distance in range(1, 8 + 1):
         place = at + step * distance
         if not 0 <= place < len(product):
             return None
@@ -284,7 +265,7 @@ def _is_batched(context: TraceContext, works: Index) -> bool:
     names |= {context.trace.words[int(word)] for word in np.unique(context.trace.op[context.rows[products]])}
     names -= {""}
     if not names:
-        return float(np.median(context.work_s[works[context.family("softmax")[works]]])) > SCORES_S
+        return float(np.median(context.work_s[works[context.family("softmax")[works]]])) > 12e-6
     return bool(names & BATCHED)
 
 
@@ -398,7 +379,8 @@ def _come_again(context: TraceContext, casts: Index, passes: float) -> Mask:
 
 
 def _frozen_casts(context: TraceContext, works: Index) -> Candidate | None:
-    if len(works) < 4 or context.frac(context.per_step_s(works)) < FROZEN_FRAC:
+    # Of the step, for casts of weights that never change: what is cast and computed in fp32 around them comes on top.
+    if len(works) < 4 or context.frac(context.per_step_s(works)) < 0.01:
         return None
     return Candidate(
         what=f"{len(works) / context.num_steps:.3g} casts of frozen weights a step",
@@ -475,18 +457,16 @@ def _is_weight_cast(
     shape = first_shape(context.trace.words[int(shapes[op])])
     kinds = [word for word in map(dtype_named, parsed(context.trace.words[int(dtypes[op])])) if word]
     converted = kinds[-1:] == ["fp32"] and (len(kinds) < 2 or kinds[0] != "fp32")  # copy_(into, from)
-    if len(shape) not in (1, 2, 4) or not (converted or _is_unpacked(kinds)):
+    # Whether eight bits become sixteen: a weight that is kept small, and made large again for every call.
+    if len(shape) not in (1, 2, 4) or not (
+        converted or (kinds[:1] in (["bf16"], ["fp16"]) and kinds[-1] in ("int8", "uint8", "fp8"))
+    ):
         return False
     if not converted:
         return not trains(context) and shape in called
     if is_under(context, op, CALLED):
         return not _is_activation(context, op, shape, shapes)
     return shape in called  # somebody wrote weight.to(x.dtype)
-
-
-def _is_unpacked(kinds: list[str]) -> bool:
-    """Whether eight bits become sixteen: a weight that is kept small, and made large again for every call."""
-    return kinds[:1] in (["bf16"], ["fp16"]) and kinds[-1] in EIGHT_BITS
 
 
 def _weights_called_with(context: TraceContext) -> frozenset[tuple[int, ...]]:
@@ -561,7 +541,8 @@ def _one_for_all(context: TraceContext, pieces: list[Index]) -> Candidate:
         what=f"A loop over tensors launches {len(works) / context.num_steps:,.0f} small kernels a step",
         cause="host-bound loop over tensors: one launch and a few microseconds for every tensor",
         change="torch._foreach_mul_, _foreach_add_, _foreach_lerp_, _foreach_copy_, _foreach_norm over the whole list; "
-        "one op over the stacked batch where the loop is over samples; torch.optim.swa_utils for averages",
+        "one op over the stacked batch where the loop is over samples; torch.optim with fused=True for an update of "
+        "weights, torch.optim.swa_utils for averages",
         where=place_of(context, works),
         fix=Fix(
             works=works, keep_best=0.05, keep_worst=0.5, host=op_time(context, works), host_best=0.02, host_worst=0.15,
@@ -608,7 +589,8 @@ def _joins_many(context: TraceContext, works: Index) -> bool:
     ops = shaped_ops(trace, context.rows[works])
     given = [parsed(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()]
     lists = [len(part) for found in given for part in found if isinstance(part, list) and part and is_shape(part[0])]
-    return max(lists) >= JOINED if lists else len(works) > 0
+    # Tensors that one op puts together, from which on they came out of a loop: two are halves, three are parts.
+    return max(lists) >= 8 if lists else len(works) > 0
 
 
 def _compilable(context: TraceContext) -> Mask:
@@ -659,13 +641,9 @@ def _are_launches(context: TraceContext, works: Index) -> bool:
     its host, as far as somebody timed one. Fusing them is one way out, and a graph of the whole step the other."""
     busy_s = context.per_step_s(context.work_kind == int(Kind.KERNEL))
     return (
-        context.is_timed and busy_s < IDLE_FRAC * context.step_s and float(np.median(context.work_s[works])) < MOVES_S
+        # Of a step, less than which kernels take where its host decides.
+        context.is_timed and busy_s < 0.3 * context.step_s and float(np.median(context.work_s[works])) < MOVES_S
     )
-
-
-def _longest_frac(context: TraceContext, piece: Index) -> float:
-    """Of a chain's time what its longest kernel takes, which at worst remains: one kernel for all has its traffic."""
-    return float(context.work_s[piece].max() / max(1e-12, context.work_s[piece].sum()))
 
 
 def _stays(context: TraceContext, works: Index) -> Mask:
@@ -679,7 +657,8 @@ def _stays(context: TraceContext, works: Index) -> Mask:
     moved = {op: _least_bytes(trace.words[int(shapes[op])], trace.words[int(dtypes[op])]) for op in set(ops.tolist())}
     least = np.array([moved[op] if op >= 0 else np.inf for op in ops.tolist()])
     taken_s, least_s = context.work_s[works], least / context.device.dram.bandwidth_bytes_per_s
-    return np.asarray(stays | ((taken_s > COMPUTES_S) & (least_s < COMPUTES * taken_s)), dtype=bool)
+    # Of the memory's rate, and of kernels that are longer than it takes to begin one.
+    return np.asarray(stays | ((taken_s > 50e-6) & (least_s < 0.1 * taken_s)), dtype=bool)
 
 
 def _least_bytes(shapes: str, dtypes: str) -> float:
@@ -705,11 +684,13 @@ def _links(context: TraceContext, run: Index, light: Mask) -> list[Index]:
     tell="the functions around these kernels compiled, and a step timed",
 )
 def pointwise_chains(context: TraceContext) -> Candidate | None:
-    if len(context.host_spans(TWICE)):
+    # Nodes of gradients that are differentiated again: code that torch.compile made does not let that happen.
+    if len(context.host_spans(r"BackwardBackward\d*$")):
         return None
     order = np.lexsort((context.base.work_start_s, context.program.stream))
     light = context.family("pointwise", "reduce", "dropout", "copy", "random") & _compilable(context)
-    set_ = context.family("fill") & (context.work_s < SET_S) & under(context, WHERE_BACKWARD) & ~light
+    # Of a kernel that fills a few values, and the gradient that does so before it chooses: no end of a chain.
+    set_ = context.family("fill") & (context.work_s < 4e-6) & under(context, r"^WhereBackward\d*$") & ~light
     starts, ends = _runs((light | set_)[order], context.program.stream[order])
     runs = [order[starts[i] : ends[i]] for i in np.flatnonzero(ends - starts >= CHAIN).tolist()]
     pieces = [piece for run in runs for piece in _links(context, run, light[run]) if len(piece) >= CHAIN]
@@ -717,12 +698,19 @@ def pointwise_chains(context: TraceContext) -> Candidate | None:
     pieces = [piece for piece in pieces if len(piece) >= CHAIN_UNKNOWN or sums[piece].sum() < len(piece) - 1]
     pieces = [piece for piece in pieces if len(piece) < LOOP or _is_one_chain(context, piece)]
     drawn_s = np.where(context.family("random"), 0.0, context.work_s)  # draws have no input that another kernel writes
-    pieces = [piece for piece in pieces if _num_alike(drawn_s[piece]) >= CHAIN and _num_kinds(context, piece) >= KINDS]
+    # Different kernels of a chain, at least.
+    pieces = [piece for piece in pieces if _num_alike(drawn_s[piece]) >= CHAIN and _num_kinds(context, piece) >= 3]
     if not pieces:
         return None
     works = np.concatenate(pieces)
     lengths = np.concatenate([np.full(len(piece), len(piece)) for piece in pieces])
-    longest = np.concatenate([np.full(len(piece), _longest_frac(context, piece)) for piece in pieces])
+    # Of a chain's time what its longest kernel takes, which at worst remains: one kernel for all has its traffic.
+    longest = np.concatenate(
+        [
+            np.full(len(piece), float(context.work_s[piece].max() / max(1e-12, context.work_s[piece].sum())))
+            for piece in pieces
+        ]
+    )
     if context.frac(context.per_step_s(works)) < 0.1 or _are_launches(context, works):
         return None
     return Candidate(

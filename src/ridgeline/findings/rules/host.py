@@ -39,7 +39,6 @@ from ridgeline.trace.kind import Kind
 from ridgeline.trace.quality import COLD_NS
 from ridgeline.units import show_ms
 
-TINY_S = 10e-6
 REGION = r"Torch-Compiled Region"
 RECORDED = ("how fast the host is unrecorded: taken from what such recordings usually cost; time a step without one",)
 MORE_WORKERS = (
@@ -47,30 +46,11 @@ MORE_WORKERS = (
 )
 GENERAL_FRAC = 0.05
 """Of the step: what no specific rule explains is worth a sentence from here on."""
-SLOW_FRAC = 0.075
-"""Of the step, what a graph must bring at worst: hosts of one kind differ by as much (40.5 and 34.1 ms for the same
-program on two of them, 6 % promised at worst on the first and nothing to be had on the second), and under capture a
-library may take other kernels (7 % promised, none realized). Slow hosts that were planted have 20 % and more."""
-COLD_FRAC = 0.1
-GRAPH_HOST_FRAC = 0.1
-"""Share of the host time of eager launches that remains with CUDA graphs: inputs are copied, the rest is one call."""
 RECORDED_GC_FRAC = 0.7
 """Of a collection's recorded time, what may be the recording's where nobody timed a step: 22 ms were 8 without."""
 RECORDED_FRAC = 0.35
 """The same of a step that nobody timed without the recording: some of its launching time is the recording itself."""
-FEW_CORES = 4
-"""For a process that trains: its own thread, autograd's and two that load. Jobs are given a part of a machine, and one
-that has eight of its cores is not held by that."""
 GIVES_BACK = ("cudaFree", "hipFree", "cuMemUnmap", "cuMemRelease", "cuMemFree", "cudaFreeHost")
-GIVEN_FRAC = 0.1
-"""Of the calls that take memory: all of them in four recordings of emptied caches. One that only takes has not yet
-grown to its size, which passes by itself (95 and 16 calls in two programs that were well)."""
-STOPPED_FRAC = 0.1
-"""Of the step, from which on stops between ops alone are told."""
-IN_A_BREAK = 4
-"""Light kernels that run eagerly in a break, from which on compiling them pays, as of any chain."""
-PERHAPS_STALLED_FRAC, PERHAPS_STOPPED = 0.02, 0.25
-"""Of the step, and of long gaps: what may be a thread that is not running."""
 MERGED_FRAC = 0.5
 """Of the memory: two batches at once need about twice what is held at the peak."""
 
@@ -79,7 +59,9 @@ MERGED_FRAC = 0.5
 def cpu_affinity(context: TraceContext) -> Candidate | None:
     """The process may use fewer cores than the machine has, and its host side is what the step waits for."""
     usable, cores = context.number("num_usable_cores"), context.number("num_cores")
-    if usable is None or cores is None or usable > min(FEW_CORES, cores / 4):
+    # For a process that trains: its own thread, autograd's and two that load. Jobs are given a part of a machine, and
+    # one that has eight of its cores is not held by that.
+    if usable is None or cores is None or usable > min(4, cores / 4):
         return None
     spans = loading_spans(context)
     stalls, _ = stalled_spans(context, context.of_kind(Kind.OP, Kind.RUNTIME))
@@ -192,7 +174,15 @@ def allocator(context: TraceContext) -> Candidate | None:
         change="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no torch.cuda.empty_cache() in the loop, "
         "pad varying shapes to a few sizes; pinned buffers are made once",
         where=place_of_host(context, spans),
-        fix=Fix(host=context.time_of(spans), host_best=0.0, host_worst=0.2, freed=calls, spare=_sought(context, calls)),
+        # Host time before memory is taken: the allocator has looked through all it has (43 to 72 µs in the median
+        # before such a call in five recordings on an H200, 23 to 31 before any).
+        fix=Fix(
+            host=context.time_of(spans),
+            host_best=0.0,
+            host_worst=0.2,
+            freed=calls,
+            spare=union(context.clock.gap_start_ns[calls], context.clock.start_ns[calls]),
+        ),
         evidence=host_evidence(context, spans),
         spans=tuple(spans.tolist()),
         unchecked=("first steps allocate by nature: record after warm-up",),
@@ -202,13 +192,9 @@ def allocator(context: TraceContext) -> Candidate | None:
 def _gives_back(context: TraceContext, spans: Index) -> bool:
     """Whether memory is given back as well as taken."""
     given = runtime_named(context.trace, GIVES_BACK, NOT_ALLOCATING)[spans]
-    return float(given.sum()) >= GIVEN_FRAC * float((~given).sum())
-
-
-def _sought(context: TraceContext, calls: Index) -> Intervals:
-    """Host time before memory is taken: the allocator has looked through all it has (43 to 72 µs in the median before
-    such a call in five recordings on an H200, 23 to 31 before any)."""
-    return union(context.clock.gap_start_ns[calls], context.clock.start_ns[calls])
+    # Of the calls that take memory: all of them in four recordings of emptied caches. One that only takes has not yet
+    # grown to its size, which passes by itself (95 and 16 calls in two programs that were well).
+    return float(given.sum()) >= 0.1 * float((~given).sum())
 
 
 def _launching_threads(context: TraceContext) -> Index:
@@ -258,7 +244,10 @@ def graph_breaks(context: TraceContext) -> Candidate | None:
     regions = context.host_spans(REGION)
     regions = regions[np.isin(context.trace.thread[regions], main_threads(context))]
     resumed = spans_under(context, regions, REGION)
-    top = regions[~resumed & (covered_within(context.time_of(regions[resumed]), *_bounds(context, regions)) > 0)]
+    top = regions[
+        ~resumed
+        & (covered_within(context.time_of(regions[resumed]), *(context.start_ns[regions], context.end_ns[regions])) > 0)
+    ]
     if int(resumed.sum()) / num_rounds(context) < 1:
         return None
     inside = context.time_of(context.host_spans(r"CompiledFxGraph"))
@@ -300,12 +289,9 @@ def _kept_of_breaks(context: TraceContext, works: Index, num: int) -> Seconds:
     """Of what runs eagerly in a break, what is left at worst: of several light kernels in a row, which are compiled
     into one, half; of others nearly all."""
     light = context.family("pointwise", "reduce", "dropout", "copy")[works]
-    chained = light & (light.sum() >= IN_A_BREAK * max(1, num))
+    # Light kernels that run eagerly in a break, from which on compiling them pays, as of any chain.
+    chained = light & (light.sum() >= 4 * max(1, num))
     return np.where(chained, 0.5, 0.9)
-
-
-def _bounds(context: TraceContext, spans: Index) -> tuple[Index, Index]:
-    return context.start_ns[spans], context.end_ns[spans]
 
 
 @rule(
@@ -335,7 +321,7 @@ def launch_bound(context: TraceContext) -> Candidate | None:
     host_s = host_s_a_launch(context)
     if host_s <= 0:
         return None
-    tiny = float((context.work_s[kernels] < TINY_S).mean())
+    tiny = float((context.work_s[kernels] < 10e-6).mean())
     cold, late = _cold_calls(context), launched_late(context)
     return Candidate(
         what=f"The host launches {per_step:,.0f} kernels a step, {host_s * 1e6:.3g} µs each; half take under "
@@ -348,7 +334,9 @@ def launch_bound(context: TraceContext) -> Candidate | None:
         where=place_of(context, kernels),
         fix=Fix(
             host=difference(launching_time(context), context.time_of(cold)),
-            host_best=GRAPH_HOST_FRAC if context.is_timed or recorded_frac(context) < 1.0 else RECORDED_FRAC,
+            # Share of the host time of eager launches that remains with CUDA graphs: inputs are copied, the rest is one
+            # call.
+            host_best=0.1 if context.is_timed or recorded_frac(context) < 1.0 else RECORDED_FRAC,
             host_worst=0.5,
             closed=late[~np.isin(context.trace.launch[context.rows[late]], cold)],  # in a graph they follow at once
         ),
@@ -356,7 +344,11 @@ def launch_bound(context: TraceContext) -> Candidate | None:
         spans=tuple(context.rows[kernels[:200]].tolist()),
         unchecked=() if context.is_timed or not len(context.of_kind(Kind.RUNTIME)) else RECORDED,
         least_frac=GENERAL_FRAC,
-        sure_frac=SLOW_FRAC if context.is_timed else SURE_FRAC,  # at worst, untimed, is by a host that was never seen
+        # Of the step, what a graph must bring at worst: hosts of one kind differ by as much (40.5 and 34.1 ms for the
+        # same program on two of them, 6 % promised at worst on the first and nothing to be had on the second), and
+        # under capture a library may take other kernels (7 % promised, none realized). Slow hosts that were planted
+        # have 20 % and more.
+        sure_frac=0.075 if context.is_timed else SURE_FRAC,  # at worst, untimed, is by a host that was never seen
     )
 
 
@@ -366,7 +358,7 @@ def _cold_calls(context: TraceContext) -> Index:
     calls = context.of_kind(Kind.RUNTIME)
     calls = calls[context.trace.duration_s[calls] > COLD_NS / 1e9]
     start, end = context.start_ns[calls], context.end_ns[calls]
-    return calls[covered_within(context.time_of(context.rows), start, end) < COLD_FRAC * (end - start)]
+    return calls[covered_within(context.time_of(context.rows), start, end) < 0.1 * (end - start)]
 
 
 def _is_small(context: TraceContext) -> bool:
@@ -413,15 +405,11 @@ def host_code(context: TraceContext) -> Candidate | None:
         unchecked=() if len(held) else ("what the host did: the trace has no span there; record with stacks",),
         least_frac=GENERAL_FRAC,
         sure_frac=0.0
-        if context.is_timed and not _has_stack(context)
+        # Whether every call of Python was recorded, which takes as long as many of them: stretches without an op were 9
+        # ms of a step that had none (an encoder of a hub, 107 ms recorded and 50 unrecorded).
+        if context.is_timed and not bool((context.trace.kind == int(Kind.PYTHON)).any())
         else GENERAL_FRAC,  # else how long it is is a guess
     )
-
-
-def _has_stack(context: TraceContext) -> bool:
-    """Whether every call of Python was recorded, which takes as long as many of them: stretches without an op were 9 ms
-    of a step that had none (an encoder of a hub, 107 ms recorded and 50 unrecorded)."""
-    return bool((context.trace.kind == int(Kind.PYTHON)).any())
 
 
 def perhaps_micro_batches(context: TraceContext) -> Candidate | None:
@@ -503,11 +491,9 @@ def _adds_up(context: TraceContext, passes: float) -> bool:
 def perhaps_host_contention(context: TraceContext) -> Candidate | None:
     """Fewer stalls than that, or long gaps some of which are between ops that usually follow at once."""
     stalls, excess_s = stalled_spans(context, _of_launching(context))
-    stopped_s = stopped_for_s(context, PERHAPS_STOPPED)
-    if (
-        max(context.frac(excess_s / context.num_steps), context.frac(stopped_s / context.num_steps))
-        < PERHAPS_STALLED_FRAC
-    ):
+    # Of the step, and of long gaps: what may be a thread that is not running.
+    stopped_s = stopped_for_s(context, 0.25)
+    if max(context.frac(excess_s / context.num_steps), context.frac(stopped_s / context.num_steps)) < 0.02:
         return None
     what = (
         f"{show_ms((excess_s + stopped_s) / context.num_steps)} a step pass in and between calls that are mostly short"
@@ -529,7 +515,8 @@ def host_contention(context: TraceContext) -> Candidate | None:
     running either: long gaps go along."""
     stalls, excess_s = stalled_spans(context, _of_launching(context))
     few = context.frac(excess_s / context.num_steps) < 0.05 or not lasts_on(context, stalls)
-    if few and context.frac(mostly_stopped_s(context) / context.num_steps) < STOPPED_FRAC:
+    # Of the step, from which on stops between ops alone are told.
+    if few and context.frac(mostly_stopped_s(context) / context.num_steps) < 0.1:
         return None
     stopped = show_ms(mostly_stopped_s(context) / context.num_steps)
     what = (

@@ -27,36 +27,16 @@ from ridgeline.findings.replay.fix import Fix, joined
 from ridgeline.findings.rule import rule
 from ridgeline.trace.kind import Kind
 
-TABLE = 5e8
-"""Values of a lookup table from which on its dense gradient matters; vocabularies of language models stay below."""
-ENTITIES, ENTITY_TABLE = 500_000, 1e8
-"""Rows that no vocabulary of a language model has, and values from which on a table of so many rows matters."""
-MANY_ROWS, HELD_UP_FRAC = 160_000, 0.2
-"""Rows of a table, and what its fused update takes of the step at least, from which on smaller ones matter as well."""
 LARGE_VOCAB = 8192
-WIDE_FRAC = 0.3
-"""Of the step, from which on the loss is worth fusing although it has no needless copies."""
 FREE_FRAC = 0.5
 """Recomputation is needless while the peak leaves this share of the device's memory free."""
 
-OFTEN, SORTED = 100.0, 4.0
-"""Lookups of a row from which on they are added in turn (2,048 and 5,461 in two recordings that gained by a lookup of
-its own, 2 and 15 in two that lost), and what that then takes over sorting them."""
-DISTANCE, DISTRIBUTIONS = r"^aten::kl_div$", r"^aten::_(log_)?softmax$"
-SUMMED_UP, FILLED = r"^aten::logsumexp$", r"^aten::(zero_|fill_|scatter_?|one_hot|full_like|zeros_like)$"
 LOOKUP_BACKWARD = r"embedding(_bag)?_(dense_)?backward$|^Embedding(Bag)?Backward\d*$"
 ROWS_BACKWARD = r"^Index(Select)?Backward\d*$"
 """Gradients of rows that were taken out of any tensor: of a table, if it is a leaf that gets all of them."""
 PASS_BYTES, FUSED_BYTES, PEAK_FRAC = 12.0, 28.0, 0.75
 """Moved for each fp32 value by a pass over lists (two read, one written), and by a fused Adam; and of the memory's peak
 rate, what updates reach at least."""
-HELD = 4.0 / 7.0
-"""Of what a fused update moves: four values of every weight are read, three are written."""
-SPARE_FRAC = 0.1
-"""Of the memory, for inputs, workspaces and what lies between segments."""
-WRITTEN_FRAC, WRITTEN_BY_PRODUCTS_FRAC = 0.5, 0.1
-"""Of what the memory could move in a kernel's time, its output at most: light kernels read as much as they write, and
-products, convolutions and attention compute (3.5 % for a bf16 product over 4,096 at 700 TFLOP/s)."""
 
 
 @rule("logits", version=5, order=47)
@@ -75,7 +55,8 @@ def logits(context: TraceContext) -> Candidate | None:
     casts = casts[_changes_type(context, casts)]
     fp32 = len(casts) > 0 and context.per_step_s(casts) > 0.1 * context.per_step_s(works)
     laid_out = fp32 or _are_laid_out(context, sizes)
-    if not laid_out and (context.frac(context.per_step_s(works)) < WIDE_FRAC or _are_compared(context, sizes)):
+    # Of the step, from which on the loss is worth fusing although it has no needless copies.
+    if not laid_out and (context.frac(context.per_step_s(works)) < 0.3 or _are_compared(context, sizes)):
         return None
     return Candidate(
         what=f"Logits are written out for the loss: {context.per_step_s(works) * 1e3:.3g} ms a step on tensors of "
@@ -95,7 +76,10 @@ def _are_laid_out(context: TraceContext, sizes: set[int]) -> bool:
     """Whether targets are as wide as the logits: zeros with some ones among them, that log-probabilities are then
     multiplied with. What a network gives as a target is multiplied with as well, but nobody fills it."""
     trace, shapes = context.trace, context.trace.optional("shapes")
-    filled, products = context.host_spans(FILLED, Kind.OP), context.host_spans(r"^aten::mul_?$", Kind.OP)
+    filled, products = (
+        context.host_spans(r"^aten::(zero_|fill_|scatter_?|one_hot|full_like|zeros_like)$", Kind.OP),
+        context.host_spans(r"^aten::mul_?$", Kind.OP),
+    )
     filled, products = (spans[~spans_under(context, spans, BACKWARD)] for spans in (filled, products))
     if not any(_is_logits(trace.words[word], sizes) for word in np.unique(shapes[filled]).tolist()):
         return False
@@ -108,9 +92,9 @@ def _are_compared(context: TraceContext, sizes: set[int]) -> bool:
     """Whether the loss is a distance between two distributions that networks give: in 16 bits nothing better is at hand
     (compiled, a step of 9.68 ms took 10.53). Targets that somebody lays out are no network's."""
     trace, shapes = context.trace, context.trace.optional("shapes")
-    given = context.host_spans(DISTRIBUTIONS, Kind.OP).tolist()
+    given = context.host_spans(r"^aten::_(log_)?softmax$", Kind.OP).tolist()
     wide = sum(_is_logits(trace.words[int(shapes[span])], sizes) for span in given)
-    distances = len(context.host_spans(DISTANCE, Kind.OP))
+    distances = len(context.host_spans(r"^aten::kl_div$", Kind.OP))
     return distances > 0 and wide >= 2 * distances
 
 
@@ -134,7 +118,10 @@ def _summed_up(context: TraceContext) -> set[int]:
     """The same of losses that are written out as a logarithm of sums: of what a layer gives, and once or twice of each.
     Plans of transport sum up the same matrix again and again."""
     trace, shapes = context.trace, context.trace.optional("shapes")
-    sums = [first_shape(trace.words[int(shapes[span])]) for span in context.host_spans(SUMMED_UP, Kind.OP).tolist()]
+    sums = [
+        first_shape(trace.words[int(shapes[span])])
+        for span in context.host_spans(r"^aten::logsumexp$", Kind.OP).tolist()
+    ]
     calls = context.host_spans(r"^aten::(linear|mm|addmm)$", Kind.OP)
     calls = calls[~spans_under(context, calls, r"^aten::linear$|" + BACKWARD)]
     made = [product_of(trace.words[int(trace.name[at])], trace.words[int(shapes[at])]) for at in calls.tolist()]
@@ -191,11 +178,13 @@ def _one_after_another(context: TraceContext, works: np.ndarray) -> bool:
     trace, shapes = context.trace, context.trace.optional("shapes")
     ops = shaped_ops(trace, context.rows[works])
     times = {op: _times_a_row(trace.words[int(shapes[op])]) for op in np.unique(ops[ops >= 0]).tolist()}
-    often = np.array([times.get(op, 0.0) >= OFTEN for op in ops.tolist()], dtype=bool)
+    # Lookups of a row from which on they are added in turn (2,048 and 5,461 in two recordings that gained by a lookup
+    # of its own, 2 and 15 in two that lost), and what that then takes over sorting them.
+    often = np.array([times.get(op, 0.0) >= 100.0 for op in ops.tolist()], dtype=bool)
     if any(times.values()):
         return context.per_step_s(works[often]) > 0.5 * context.per_step_s(works)
     adding = works[context.named(r"indexing_backward|index_put")[works]]
-    return context.per_step_s(adding) > SORTED * context.per_step_s(works[~np.isin(works, adding)])
+    return context.per_step_s(adding) > 4.0 * context.per_step_s(works[~np.isin(works, adding)])
 
 
 def _times_a_row(shapes: str) -> float:
@@ -245,7 +234,11 @@ def _dense_gradient(context: TraceContext) -> Candidate | None:
     heavy = works[tables[works] & ~context.named(r"updateOutput|forward")[works]]
     if not len(heavy):
         return None
-    known, all_of_them = heavy[updated[heavy]], max(largest, _zeroed_values(context))
+    # Values of all tables that get a dense gradient in a step; 0 where sizes were not recorded.
+    known, all_of_them = (
+        heavy[updated[heavy]],
+        max(largest, sum(float(np.prod(shape)) for shape in _zeroed(context)) / num_rounds(context)),
+    )
     at_best = np.where(updated[heavy], _updated_frac(context, known, all_of_them / PEAK_FRAC), 1.0)
     at_worst = np.where(updated[heavy], _updated_frac(context, known, largest), 1.0)
     return Candidate(
@@ -273,7 +266,9 @@ def _table_elements(context: TraceContext) -> float:
 def _matters(context: TraceContext, shape: tuple[int, ...]) -> bool:
     """Whether a table is so large that what its dense gradient takes is worth a word."""
     values = float(np.prod(shape)) if len(shape) == 2 else 0.0
-    large = values >= TABLE or (values >= ENTITY_TABLE and shape[0] >= ENTITIES) or _holds_up(context, shape)
+    # Values of a lookup table from which on its dense gradient matters; vocabularies of language models stay below.
+    # Rows that no vocabulary of a language model has, and values from which on a table of so many rows matters.
+    large = values >= 5e8 or (values >= 1e8 and shape[0] >= 500_000) or _holds_up(context, shape)
     return large and _num_lookups(context, shape) < shape[0]
 
 
@@ -306,9 +301,10 @@ def _taken_out_of(context: TraceContext) -> set[tuple[int, ...]]:
 
 def _holds_up(context: TraceContext, shape: tuple[int, ...]) -> bool:
     """Whether zeroing and updating a table of many rows is much of a step, at the memory's rate."""
-    if context.device is None or len(shape) != 2 or shape[0] < MANY_ROWS:
+    # Rows of a table, and what its fused update takes of the step at least, from which on smaller ones matter as well.
+    if context.device is None or len(shape) != 2 or shape[0] < 160_000:
         return False
-    return context.frac(float(np.prod(shape)) * FUSED_BYTES / context.device.dram.bandwidth_bytes_per_s) >= HELD_UP_FRAC
+    return context.frac(float(np.prod(shape)) * FUSED_BYTES / context.device.dram.bandwidth_bytes_per_s) >= 0.2
 
 
 def _learned_tables(context: TraceContext) -> set[tuple[int, ...]] | None:
@@ -326,11 +322,6 @@ def _zeroed(context: TraceContext, nodes: str = LOOKUP_BACKWARD) -> list[tuple[i
     spans = spans[spans_under(context, spans, nodes)]
     found = (first_shape(context.trace.words[int(shapes[span])]) for span in spans.tolist())
     return [shape for shape in found if shape]
-
-
-def _zeroed_values(context: TraceContext) -> float:
-    """Values of all tables that get a dense gradient in a step; 0 where sizes were not recorded."""
-    return sum(float(np.prod(shape)) for shape in _zeroed(context)) / num_rounds(context)
 
 
 def _multiplied(context: TraceContext) -> set[int]:
@@ -399,9 +390,12 @@ def _would_not_fit(context: TraceContext, works: np.ndarray, used: float | None)
     Where nobody said how much is taken, what the optimizer goes over in its time is."""
     if context.device is None:
         return False
-    held = max(1.0 - FREE_FRAC, _held_frac(context) + SPARE_FRAC) if used is None else used
+    # Of the memory, for inputs, workspaces and what lies between segments.
+    held = max(1.0 - FREE_FRAC, _held_frac(context) + 0.1) if used is None else used
     products = context.family("gemm", "conv", "attention")[works]
-    share = np.where(products, WRITTEN_BY_PRODUCTS_FRAC, WRITTEN_FRAC)
+    # Of what the memory could move in a kernel's time, its output at most: light kernels read as much as they write,
+    # and products, convolutions and attention compute (3.5 % for a bf16 product over 4,096 at 700 TFLOP/s).
+    share = np.where(products, 0.1, 0.5)
     dram = context.device.dram
     kept_bytes = float((share * context.work_s[works]).sum()) / num_rounds(context) * dram.bandwidth_bytes_per_s
     return kept_bytes > (1.0 - held) * dram.capacity_bytes
@@ -414,4 +408,5 @@ def _held_frac(context: TraceContext) -> float:
         return 0.0
     works = context.launched_in(context.time_of(context.host_spans(r"^Optimizer\.step"))) & context.family("optimizer")
     moved_bytes = float(context.work_s[works].sum()) / num_rounds(context) * context.device.dram.bandwidth_bytes_per_s
-    return HELD * moved_bytes / context.device.dram.capacity_bytes
+    # Of what a fused update moves: four values of every weight are read, three are written.
+    return (4.0 / 7.0) * moved_bytes / context.device.dram.capacity_bytes

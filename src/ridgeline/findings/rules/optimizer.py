@@ -25,23 +25,12 @@ MANY = 32
 """Kernels of one optimizer step from which on it is not fused: a fused one needs a few for any number of tensors."""
 FEW_PASSES = 3
 """Of a foreach optimizer over its tensors: SGD without momentum has one or two, with it three, Adam ten."""
-ALONE, SHORT_S = 1.5, 12e-6
-"""Kernels of a tensor's update, less than which are one, and seconds of a kernel from which on it is its traffic that
-takes them."""
 LIBRARY = ("pointwise", "reduce", "copy", "fill", "foreach", "index", "sort", "random", "dropout", "norm", "embedding")
 """Families of kernels that PyTorch updates weights by where it has no fused form; others are somebody's own."""
-HAS_FUSED = r"^Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step|^Optimizer\.step$"
 UPDATES = r"^aten::(add|sub|mul|div|addcmul|addcdiv|lerp|copy|sqrt|sign|square|pow|rsub|neg|clamp|maximum)_?$"
 FORWARD = r"^aten::(linear|matmul|addmm|mm|bmm|conv\w*|embedding|layer_norm|batch_norm)$"
-BETWEEN_NS = 100_000
-WEIGHTS = 6
-"""Tensors that are written over after a backward pass, at least: pictures or a state that are moved along their own
-gradients are one or two, and no list of them is longer."""
 UNWANTED = 4
 """Gradients a round of weights that nobody updates, at least: one or two are of inputs that somebody changes."""
-COVERED_FRAC = 0.8
-"""Of the sizes that gradients have, those that an update by hand writes over."""
-SPARSE = r"^aten::(_?coalesce|sparse_mask|_nnz|sparse_dim)$"
 COMPILED = "torch._foreach_… over lists of weights, or torch.compile(optimizer.step): this optimizer has no fused form"
 
 
@@ -87,7 +76,11 @@ def unfused_optimizer(context: TraceContext) -> Candidate | None:
     foreach = context.per_step_s(works[context.family("foreach")[works]]) > 0.5 * context.per_step_s(works)
     if foreach and _num_passes(context, spans) < FEW_PASSES:  # a fused one reads and writes as much
         return None
-    fusible = bool(context.words_like(HAS_FUSED)[context.trace.name[spans]].any())
+    fusible = bool(
+        context.words_like(r"^Optimizer\.step#(Adam|AdamW|SGD|Adagrad)\.step|^Optimizer\.step$")[
+            context.trace.name[spans]
+        ].any()
+    )
     if foreach and not fusible:  # over lists of weights: there is nothing better to be had by a setting
         return None
     keep = (0.35, 0.7) if foreach else _kept_one_by_one(context, works)
@@ -140,7 +133,9 @@ def _kept_one_by_one(context: TraceContext, works: Index) -> tuple[Seconds, Seco
     kernel a tensor what lies within its beginning and its end."""
     num, few = (found := _num_kernels_a_tensor(context, works)), found < FEW_PASSES
     written = (context.work_kind == int(Kind.KERNEL))[works] & ~context.family(*LIBRARY)[works]
-    alone = written | ((num < ALONE) & (context.work_s[works] > SHORT_S))
+    # Kernels of a tensor's update, less than which are one, and seconds of a kernel from which on it is its traffic
+    # that takes them.
+    alone = written | ((num < 1.5) & (context.work_s[works] > 12e-6))
     best = np.where(alone, 1.0, 0.5 if few else 0.2)
     return best, np.where(alone, 1.0, 1.0 if few else 0.5)
 
@@ -152,8 +147,11 @@ def _updated_by_hand(context: TraceContext) -> Index:
     ops, num_passes = _after_gradients(context, sizes)
     written = context.words_like(r"[a-z]_$")[context.trace.name[ops]]
     covered = {_first_size(context, row) for row in ops[written].tolist()}
-    many = written.sum() >= WEIGHTS * num_passes
-    return np.asarray(ops if many and len(covered) >= COVERED_FRAC * len(sizes) else ops[:0], dtype=np.int64)
+    # Tensors that are written over after a backward pass, at least: pictures or a state that are moved along their own
+    # gradients are one or two, and no list of them is longer.
+    many = written.sum() >= 6 * num_passes
+    # Of the sizes that gradients have, those that an update by hand writes over.
+    return np.asarray(ops if many and len(covered) >= 0.8 * len(sizes) else ops[:0], dtype=np.int64)
 
 
 def _after_gradients(context: TraceContext, sizes: set[str]) -> tuple[Index, int]:
@@ -180,7 +178,7 @@ def _in_a_row(context: TraceContext, ops: Index) -> Intervals:
     ops = ops[np.argsort(context.start_ns[ops], kind="stable")]
     start, end = context.start_ns[ops], context.end_ns[ops]
     following = np.append(start[1:], end[-1:])
-    return union(start, np.where(following - end < BETWEEN_NS, np.maximum(end, following), end))
+    return union(start, np.where(following - end < 100_000, np.maximum(end, following), end))
 
 
 def _has_no_fused_form(context: TraceContext, spans: Index) -> Mask:
@@ -188,7 +186,7 @@ def _has_no_fused_form(context: TraceContext, spans: Index) -> Mask:
     pass, as those have that call for the loss themselves."""
     backward = context.start_ns[context.host_spans(r"evaluate_function", Kind.OP)]
     products = context.launch_ns[context.family("gemm") & linked(context)]
-    sparse = context.start_ns[context.host_spans(SPARSE, Kind.OP)]
+    sparse = context.start_ns[context.host_spans(r"^aten::(_?coalesce|sparse_mask|_nnz|sparse_dim)$", Kind.OP)]
     inside = np.sort(np.concatenate((products, sparse, backward)))
     starts, ends = context.start_ns[spans], context.end_ns[spans]
     return np.asarray(np.searchsorted(inside, ends) > np.searchsorted(inside, starts), dtype=bool)

@@ -23,7 +23,6 @@ from ridgeline.findings.replay.replay import Index, Mask, Seconds
 from ridgeline.findings.rule import rule
 from ridgeline.trace.kind import Kind
 
-NO_TENSOR_CORES = ("pascal", "maxwell", "kepler")
 NHWC_NORM, NHWC_CONV = (0.4, 0.85), (0.85, 1.1)
 """Share of the time of norms and of convolutions that is left in channels_last (0.43 and 0.88 for a ResNet-50 on an
 H200; of eleven networks convolutions kept 0.88 to 1.10 in ten, and 1.45 in one with transposed ones)."""
@@ -35,44 +34,25 @@ NHWC_SUMS = (1.0, 3.3)
 a network without norms on an H200)."""
 STRIDES, BESIDE = r"at::native::elementwise_kernel<", 3
 """The kernel that walks strides, and how many kernels away from a convolution one may be its own."""
-CONVOLVES, THIN_CONV = r"^aten::(convolution|convolution_backward)$", 0.6
-"""Ops around a convolution's kernels, and of one of width one what a product takes at best."""
-STRIDED = 0.25
-"""Share of the time of copies and sums on strided tokens that is left once tokens are contiguous (1.1 of 5.5 ms in a
-vision transformer on an H200)."""
 WALKS_PLANES = r"^aten::(instance_norm|reflection_pad2d|replication_pad2d|pixel_shuffle|pixel_unshuffle|grid_sampler)$"
 """Ops over pictures that bring their input back to NCHW, or whose output is there."""
 NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct|gemv|dot_kernel|trsm_batch"
 """Sums after products, convolutions of single channels, products with a vector and triangular solves, which wait for
 memory: Tensor Cores do nothing for them."""
-SMALL_TILES, SMALL_TILES_S = r"tilesize32x32x8_", 50e-6
-"""The smallest tiles there are: for so long they go over many matrices that fit into one of them."""
-OWN_SIZES = r"^aten::(cdist|_cdist_forward|_euclidean_dist)$"
-"""Ops that multiply what they have laid out themselves, with columns of their own."""
-SEARCHES = r"^Optimizer\.step#LBFGS"
-PRODUCT_OPS = r"^aten::(mm|addmm|bmm|baddbmm|_addmm_activation)$"
-THIN = 8
-"""Of a product's smallest side: less does not fill an instruction of the Tensor Cores (16 by 8 by 8 and larger)."""
 SHORTEST_S, SHORT_S = 2.5e-6, 12e-6
 """No product takes less than the first, on Tensor Cores or not; below the second they may gain nothing (0.15 of 0.35 ms
 in products of 4 to 11 µs on an H200)."""
-REAL_FRAC = 0.7
-"""Of tokens: texts of different lengths, padded to the longest of their batch, are three quarters real. Cutting such a
-batch into pieces doubled its step (37 against 17 ms on an H200): the host could not launch them fast enough."""
-MOST = 0.5
-"""A share of kernel time that deserves a word even when something else holds the step."""
-BRIEF_S = 8e-6
-"""Of a product that begins and ends: 36 of 3.8 µs each kept 0.88 of their time once they were padded."""
-UNSHAPED = 0.8
-"""Share that is left at worst of a product called after its alignment whose sizes were not recorded: some sizes cost
-nothing when they are odd (rows of a transposed operand)."""
 RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
 
 
 def _has_tensor_cores(context: TraceContext) -> bool:
     """By the device if it is known, else by what its kernels are called."""
     if context.device is not None:
-        return any(unit == "tensor" for unit, _ in context.device.peaks) and context.device.arch not in NO_TENSOR_CORES
+        return any(unit == "tensor" for unit, _ in context.device.peaks) and context.device.arch not in (
+            "pascal",
+            "maxwell",
+            "kepler",
+        )
     return bool(context.named(RECENT).any())
 
 
@@ -112,7 +92,7 @@ def tensor_cores_unused(context: TraceContext) -> Candidate | None:
 def _in_double(context: TraceContext) -> Candidate | None:
     """Products of doubles in layers, which most networks have because numpy makes them. What solves equations or
     searches along lines wants them, and a program without layers is likely to."""
-    if factored(context).any() or len(context.host_spans(SEARCHES)) or not _layers_of_doubles(context):
+    if factored(context).any() or len(context.host_spans(r"^Optimizer\.step#LBFGS")) or not _layers_of_doubles(context):
         return None
     mask = context.family("gemm", "conv") & ~context.named(NO_PRODUCT) & ~factored(context)
     works = np.flatnonzero(mask)
@@ -164,7 +144,8 @@ def _in_single(context: TraceContext) -> Candidate | None:
         & ~context.named(NO_PRODUCT)
         & ~_beyond_settings(context)
     )
-    mask &= ~(context.named(SMALL_TILES) & (context.work_s > SMALL_TILES_S))
+    # The smallest tiles there are: for so long they go over many matrices that fit into one of them.
+    mask &= ~(context.named(r"tilesize32x32x8_") & (context.work_s > 50e-6))
     mask[mask] = [dtype not in ("bf16", "fp16") for dtype in _dtypes(context, np.flatnonzero(mask))]
     share = context.per_step_s(mask) / max(1e-12, context.per_step_s(context.work_kind == 1))
     works = np.flatnonzero(_whole_convolutions(context, mask))
@@ -172,7 +153,8 @@ def _in_single(context: TraceContext) -> Candidate | None:
         return None
     has_tf32 = context.device is None or ("tensor", "tf32") in context.device.peaks
     products = _products(context, works)
-    flat = np.array([p is not None and min(p.m, p.n, p.k) < THIN for p in products], bool)  # they wait for memory
+    # Of a product's smallest side: less does not fill an instruction of the Tensor Cores (16 by 8 by 8 and larger).
+    flat = np.array([p is not None and min(p.m, p.n, p.k) < 8 for p in products], bool)  # they wait for memory
     tf32 = max(0.12, 1.5 / _speedup(context, "tf32", 7.0)) if has_tf32 else 0.5
     half = max(0.1, 2.0 / _speedup(context, "fp16", 14.0))
     worst = _ratios(
@@ -194,7 +176,8 @@ def _in_single(context: TraceContext) -> Candidate | None:
         spans=tuple(context.rows[works[:200]].tolist()),
         unchecked=("whether the model tolerates the lower precision",)
         + (() if any(products) else ("shapes were not recorded: the gain is from peak rates",)),
-        least_frac=0.01 if share > MOST else 0.02,
+        # A share of kernel time that deserves a word even when something else holds the step.
+        least_frac=0.01 if share > 0.5 else 0.02,
     )
 
 
@@ -203,7 +186,9 @@ def _beyond_settings(context: TraceContext) -> Mask:
     stay in fp32 (complex, or of sizes that have no such kernel) where others are in TF32 already: it is set for
     all, for products and for convolutions each. Attention in its reference form is asked for something else."""
     beyond, tf32 = np.asarray(factored(context) | cast_up(context), dtype=bool), in_precision(context, "tf32")
-    products = context.family("gemm") & (context.named(PRODUCT_OPS, "op") | (context.trace.op[context.rows] == 0))
+    products = context.family("gemm") & (
+        context.named(r"^aten::(mm|addmm|bmm|baddbmm|_addmm_activation)$", "op") | (context.trace.op[context.rows] == 0)
+    )
     for alike in (products, context.family("conv")):
         if (alike & tf32).any():
             beyond = np.asarray(beyond | alike, dtype=bool)
@@ -224,7 +209,10 @@ def misaligned_sizes(context: TraceContext) -> Candidate | None:
     load whole tiles (nvjet) only take rows that are aligned, a number of rows is no stride, and of convolutions nobody
     knows what padding brings."""
     works = np.flatnonzero(context.family("gemm", "conv") & in_precision(context, "half", "tf32", "fp8", ""))
-    works = works[(context.work_s[works] > 2e-6) & ~under(context, OWN_SIZES)[works]]
+    # Ops that multiply what they have laid out themselves, with columns of their own.
+    works = works[
+        (context.work_s[works] > 2e-6) & ~under(context, r"^aten::(cdist|_cdist_forward|_euclidean_dist)$")[works]
+    ]
     if not len(works):
         return None
     products, dtypes = _products(context, works), _dtypes(context, works)
@@ -246,8 +234,11 @@ def misaligned_sizes(context: TraceContext) -> Candidate | None:
         ]
     )
     shaped = shaped_ops(context.trace, context.rows[works[chosen]]) >= 0
-    brief = ~shaped & (context.work_s[works[chosen]] < BRIEF_S)  # mostly its beginning and its end
-    worst = np.where(shaped, np.minimum(1.0, np.sqrt(best)), np.where(brief, 1.0, UNSHAPED))
+    # Of a product that begins and ends: 36 of 3.8 µs each kept 0.88 of their time once they were padded.
+    brief = ~shaped & (context.work_s[works[chosen]] < 8e-6)  # mostly its beginning and its end
+    # Share that is left at worst of a product called after its alignment whose sizes were not recorded: some sizes cost
+    # nothing when they are odd (rows of a transposed operand).
+    worst = np.where(shaped, np.minimum(1.0, np.sqrt(best)), np.where(brief, 1.0, 0.8))
     sizes = sorted({size for p in picked if p for size in _strides(p, rows) if size % 8})
     works = works[chosen]
     return Candidate(
@@ -298,7 +289,11 @@ def channels_first(context: TraceContext) -> Candidate | None:
     transforms = context.family("layout") | walks
     if not convs.any() or not transforms.any() or _is_channels_last(context):
         return None
-    if _between_waves(context) or _between_planes(context):
+    # At least one Fourier transform for every two convolutions: transforms over space walk planes, so between them and
+    # convolutions in channels_last somebody transposes all the same.
+    if (
+        2 * int(context.named(r"^aten::_fft_(r2c|c2r|c2c)$", "op").sum()) >= int(context.family("conv").sum())
+    ) or _between_planes(context):
         return None
     if context.per_step_s(transforms) < 0.02 * context.per_step_s(context.work_kind == 1):
         return None
@@ -306,7 +301,19 @@ def channels_first(context: TraceContext) -> Candidate | None:
     if context.per_step_s(transforms) < 0.02 * context.per_step_s(context.work_kind == 1):
         return None
     moved = np.flatnonzero(transforms)
-    others = np.flatnonzero((convs | _around_convs(context) | _bias_sums(context)) & ~walks)
+    # Norms and pools of images, and convolutions done as products.
+    others = np.flatnonzero(
+        (
+            convs
+            | (
+                context.family("pool")
+                | (context.family("norm") & context.named(r"batch_?norm|bn_|Batch", "name"))
+                | (context.family("gemm") & under(context, r"conv"))
+            )
+            | _bias_sums(context)
+        )
+        & ~walks
+    )
     in_graph = bool((context.trace.op[context.rows[moved]] == 0).all())  # a replayed graph has neither ops nor shapes
     shaped = in_graph or bool((context.trace.optional("shapes") > 0).any())
     if not shaped and _only_begins_with_convs(context):  # whether they can change their layout is then unknown
@@ -392,7 +399,9 @@ def _in_channels_last(context: TraceContext, moved: Index, others: Index, *, sur
     worst = worst if sure else np.ones(len(works))
     return Fix(
         works=np.concatenate((works, strided)),
-        keep_best=np.concatenate((best, np.full(len(strided), STRIDED))),
+        # Share of the time of copies and sums on strided tokens that is left once tokens are contiguous (1.1 of 5.5 ms
+        # in a vision transformer on an H200).
+        keep_best=np.concatenate((best, np.full(len(strided), 0.25))),
         keep_worst=np.concatenate((worst, np.ones(len(strided)))),
     )
 
@@ -400,14 +409,15 @@ def _in_channels_last(context: TraceContext, moved: Index, others: Index, *, sur
 def _as_products(context: TraceContext, moved: Index, others: Index) -> Fix:
     """Neither transforms nor, right beside the convolutions, copies and sums that walk strides."""
     order, place = stream_order(context)
-    convs = np.flatnonzero(under(context, CONVOLVES))
+    # Ops around a convolution's kernels, and of one of width one what a product takes at best.
+    convs = np.flatnonzero(under(context, r"^aten::(convolution|convolution_backward)$"))
     near = (place[convs][:, None] + np.arange(-BESIDE, BESIDE + 1)).ravel()
     near = np.unique(order[near[(near >= 0) & (near < len(order))]])
     strided = near[(context.family("copy", "pointwise") & context.named(STRIDES))[near]]
     strided = np.setdiff1d(strided, np.concatenate((moved, others)))
     return Fix(
         works=np.concatenate((moved, others, strided)),
-        keep_best=np.concatenate((np.zeros(len(moved)), np.full(len(others), THIN_CONV), np.zeros(len(strided)))),
+        keep_best=np.concatenate((np.zeros(len(moved)), np.full(len(others), 0.6), np.zeros(len(strided)))),
         keep_worst=np.concatenate((np.full(len(moved), 0.25), np.ones(len(others)), np.full(len(strided), 0.75))),
     )
 
@@ -498,21 +508,6 @@ def _num_forward(context: TraceContext) -> int:
     return int((context.family("conv") & context.named(r"fprop|cutlass|convolve|conv.*fwd")).sum())
 
 
-def _between_waves(context: TraceContext) -> bool:
-    """At least one Fourier transform for every two convolutions: transforms over space walk planes, so between them and
-    convolutions in channels_last somebody transposes all the same."""
-    return 2 * int(context.named(r"^aten::_fft_(r2c|c2r|c2c)$", "op").sum()) >= int(context.family("conv").sum())
-
-
-def _around_convs(context: TraceContext) -> Mask:
-    """Norms and pools of images, and convolutions done as products."""
-    return (
-        context.family("pool")
-        | (context.family("norm") & context.named(r"batch_?norm|bn_|Batch", "name"))
-        | (context.family("gemm") & under(context, r"conv"))
-    )
-
-
 @rule(
     "padding",
     version=3,
@@ -524,7 +519,9 @@ def _around_convs(context: TraceContext) -> Mask:
 def padding(context: TraceContext) -> Candidate | None:
     """Tokens that are padding: from sequences joined by pad_sequence, or from what the recorder noted of masks."""
     real = _real_frac(context)
-    if real is None or real > REAL_FRAC:
+    # Of tokens: texts of different lengths, padded to the longest of their batch, are three quarters real. Cutting such
+    # a batch into pieces doubled its step (37 against 17 ms on an H200): the host could not launch them fast enough.
+    if real is None or real > 0.7:
         return None
     works = np.flatnonzero(context.work_kind == 1)
     works = works[~context.family("optimizer", "foreach", "communication")[works]]

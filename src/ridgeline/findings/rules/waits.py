@@ -45,39 +45,21 @@ TENSOR_BYTES = 1024
 BUSY_S = 300e-6
 """No launch takes this long: the host does something with what it has read."""
 FETCHED_BYTES = 1e6
-TEXT_S_PER_BYTE = 1e-7
-"""Of formatting, at least (7e-7 for a table of floats that numpy prints); numpy computes ten times as fast."""
-FETCHED = 4.0
-"""Times as long as what the host does with it: then fetching a tensor is what costs (15 on an H200 where 50 MB were
-fetched and looked at, at most 1.1 where something was worked out of them)."""
 WATCHES = (
     r"^aten::(linalg_vector_norm|norm|abs|pow|square|sum|mean|max|min|amax|amin|any|all|isinf|isnan|isfinite|eq|ne|lt|le"
     r"|gt|ge|std|var|argmax|logical_not|logical_and|bitwise_or|bitwise_and|fill_|copy_|_to_copy|div|sqrt|stack|cat)$"
 )
 """Ops that make a value or two of a tensor in order to look at it."""
-MADE = 8
-"""Kernels before a read that may have made what is read."""
-WHOLE, WHOLE_BYTES = ("int64", "int32", "uint8", "bool"), 8
-"""Of a whole number: sizes and counts are read to go on with (what to send to whom, how many rows there are), and what
-is written down is a loss in two or four."""
 WRITTEN_S = 150e-6
 """Of Python between two ops: 98 of 100 reads are followed by 45 µs or less, formatting and writing takes over 200."""
 AFTER_S = 60e-6
 """The same of what may be written, where nothing is told by it alone."""
-ONCE_FRAC = 0.01
-"""Of the step, what one read in it must cost at worst: a queue that is drained once is soon filled again (0.21 ± 0.32
-of 16.8 ms on an H200, where 0.13 to 0.97 were promised)."""
 QUESTION = "aten::is_nonzero"
 """What Python calls for ``if tensor:``, which decides what comes next and is nothing that somebody writes down."""
 ASKED_FRAC = 0.05
 """The same where that read is such a question, asked once: a library's own (whether a mask is needed). Four such were
 taken away on an H200, and brought 0.21 ± 0.32 of 16.8 ms, 1.03 ± 0.98 of 30.6, 0.36 ± 0.90 of 83 and 0.15 ± 0.52 of
 8.3, where up to 4 % of the step were promised at worst."""
-TURN_WORKS, TURN_S, MANY_TURNS = 24, 30e-6, 8
-"""Works between two reads at most, and the time of each, for a turn of a loop over samples; and how many turns a round
-has."""
-TURN_FAMILIES = ("pointwise", "reduce", "copy", "fill", "index", "sort", "random")
-"""Of a turn's kernels: what has products is a layer, and what is compiled has its own reasons to stop."""
 NO_OP = -1
 OWN_READS = FACTORED + r"|^torchvision::|_ctc_loss$|^aten::(_?coalesce|_?sparse_\w+)$|\b(Cumprod|Prod)Backward\d*$"
 COPIES_BACK = re.compile(r"dtoh|device -> (pageable|pinned|host)")
@@ -212,7 +194,9 @@ def host_round_trip(context: TraceContext) -> Candidate | None:
     last = [wait for wait in fetched if wait not in waits and _kind(wait) in alike]
     waits, time = waits + last, joined(time, _after_the_end(context, last))
     copies = _read_back(context, waits)
-    if not waits or float(context.work_s[copies].sum()) > FETCHED * time.total / 1e9:
+    # Times as long as what the host does with it: then fetching a tensor is what costs (15 on an H200 where 50 MB were
+    # fetched and looked at, at most 1.1 where something was worked out of them).
+    if not waits or float(context.work_s[copies].sum()) > 4.0 * time.total / 1e9:
         return None
     change = "keep it on the device: sample, mask and sort with CUDA tensors; move only what leaves the program"
     if not copies_of_memory(context, "htod").any():
@@ -245,7 +229,9 @@ def _are_whole(context: TraceContext, wait: Wait) -> bool:
     dtypes, words = context.trace.optional("dtypes"), context.trace.words
     given = (first_dtype(words[int(dtypes[row])]) for row in context.trace.path(wait.row))
     kind = next((found for found in given if found), "")
-    return kind in WHOLE if kind else wait.num_bytes > 0 and wait.num_bytes % WHOLE_BYTES == 0
+    # Of a whole number: sizes and counts are read to go on with (what to send to whom, how many rows there are), and
+    # what is written down is a loss in two or four.
+    return kind in ("int64", "int32", "uint8", "bool") if kind else wait.num_bytes > 0 and wait.num_bytes % 8 == 0
 
 
 def _after_the_end(context: TraceContext, waits: list[Wait]) -> Intervals:
@@ -276,7 +262,8 @@ def _fetched(context: TraceContext) -> list[Wait]:
 def _is_written(context: TraceContext, wait: Wait) -> bool:
     """Whether what follows a fetch takes as long as making text of it does."""
     call = next_launch(context, wait.call)
-    return call is not None and float(context.wiring.program.gap_s[call]) >= TEXT_S_PER_BYTE * wait.num_bytes
+    # Of formatting, at least (7e-7 for a table of floats that numpy prints); numpy computes ten times as fast.
+    return call is not None and float(context.wiring.program.gap_s[call]) >= 1e-7 * wait.num_bytes
 
 
 def _shown(context: TraceContext) -> list[Wait]:
@@ -334,7 +321,13 @@ def _value_read(context: TraceContext) -> Candidate | None:
     held = _ops_that_upload(context)
     reads = [wait for wait in host_waits(context) if _is_read(wait) and not _is_upload(wait)]
     kept = set(kept_for_later(context).tolist())  # nobody reads those
-    waits = [wait for wait in reads if not _is_fetch(wait) and not kept.intersection(copies_of(context, wait))]
+    # Whether so much comes back through pageable memory that the copy is what is waited for.
+    waits = [
+        wait
+        for wait in reads
+        if not (wait.num_bytes >= FETCHED_BYTES and "pageable" in wait.copy)
+        and not kept.intersection(copies_of(context, wait))
+    ]
     waits = [
         wait for wait in waits if (op := _outermost(context, wait)) not in held and not _reads_by_itself(context, op)
     ]
@@ -347,7 +340,7 @@ def _value_read(context: TraceContext) -> Candidate | None:
         cause=f"synchronization: {', '.join(ops[:3]) or 'a copy to the host'} waits until everything launched so "
         "far is done",
         change="keep the value on the device (torch.where, masks, capturable optimizers), read it once after the step, "
-        "or copy it with non_blocking=True and look at it a step later",
+        "or copy it with non_blocking=True and look at it a step later; what is only logged, read every N steps",
         where=_place(waits),
         fix=_with_turns(context, _unread(context, waits, NOWHERE), waits),
         evidence=host_evidence(context, _rows(waits)),
@@ -359,7 +352,9 @@ def _value_read(context: TraceContext) -> Candidate | None:
 def _least_sure(context: TraceContext, waits: list[Wait]) -> float:
     if not _are_few(context, waits):
         return 0.0
-    return ASKED_FRAC if all(QUESTION in wait.names for wait in waits) else ONCE_FRAC
+    # Of the step, what one read in it must cost at worst: a queue that is drained once is soon filled again (0.21 ±
+    # 0.32 of 16.8 ms on an H200, where 0.13 to 0.97 were promised).
+    return ASKED_FRAC if all(QUESTION in wait.names for wait in waits) else 0.01
 
 
 def _are_few(context: TraceContext, waits: list[Wait]) -> bool:
@@ -367,11 +362,6 @@ def _are_few(context: TraceContext, waits: list[Wait]) -> bool:
     themselves (whether a mask is needed), and a copy and its wait are two calls of one read."""
     ops = [(_outermost(context, wait), wait.call) for wait in waits]
     return len({op if op != NO_OP else -2 - call for op, call in ops}) <= num_rounds(context)
-
-
-def _is_fetch(wait: Wait) -> bool:
-    """Whether so much comes back through pageable memory that the copy is what is waited for."""
-    return wait.num_bytes >= FETCHED_BYTES and "pageable" in wait.copy
 
 
 def _outermost(context: TraceContext, wait: Wait) -> int:
@@ -430,7 +420,11 @@ def _synchronize(context: TraceContext) -> Candidate | None:
 
 def _unread(context: TraceContext, waits: list[Wait], host: Intervals) -> Fix:
     """Nobody waits, nothing is copied back; at best what was only computed to be looked at is not computed either."""
-    copies, made = _read_back(context, waits), _made_for(context, waits)
+    # Kernels that reduce a tensor to what these waits are for.
+    copies, made = (
+        _read_back(context, waits),
+        np.array(sorted({work for chain in _makers(context, waits).values() for work in chain}), dtype=np.int64),
+    )
     return Fix(
         freed=np.array([wait.call for wait in waits], dtype=np.int64),
         host=joined(host, context.time_of(outermost(context, _rows(waits), READ_SPANS))),
@@ -452,16 +446,21 @@ def _with_turns(context: TraceContext, fix: Fix, waits: list[Wait]) -> Fix:
         np.searchsorted(context.program.call, calls[:-1] + 1),
         np.searchsorted(context.program.call, calls[1:]),
     )
-    light = context.family(*TURN_FAMILIES) | (context.work_kind != int(Kind.KERNEL))
-    small, gap_s = light & (context.work_s < TURN_S), context.wiring.program.gap_s
+    # Of a turn's kernels: what has products is a layer, and what is compiled has its own reasons to stop.
+    light = context.family(*("pointwise", "reduce", "copy", "fill", "index", "sort", "random")) | (
+        context.work_kind != int(Kind.KERNEL)
+    )
+    # Works between two reads at most, and the time of each, for a turn of a loop over samples; and how many turns a
+    # round has.
+    small, gap_s = light & (context.work_s < 30e-6), context.wiring.program.gap_s
     turns = [
         (i, np.arange(low, high))
         for i, (low, high) in enumerate(zip(first.tolist(), last.tolist(), strict=True))
-        if 0 < high - low <= TURN_WORKS
+        if 0 < high - low <= 24
         and small[low:high].all()
         and gap_s[calls[i] + 1 : calls[i + 1] + 1].max() < WRITTEN_S  # else the host does more than launch
     ]
-    if len(turns) < MANY_TURNS * num_rounds(context):
+    if len(turns) < 8 * num_rounds(context):
         return fix
     works = np.setdiff1d(np.concatenate([inside for _, inside in turns]), fix.works)
     ends, starts = context.wiring.call_end_ns[calls[[i for i, _ in turns]]], context.clock.start_ns[calls[1:]]
@@ -478,11 +477,6 @@ def _with_turns(context: TraceContext, fix: Fix, waits: list[Wait]) -> Fix:
     )
 
 
-def _made_for(context: TraceContext, waits: list[Wait]) -> Index:
-    """Kernels that reduce a tensor to what these waits are for."""
-    return np.array(sorted({work for chain in _makers(context, waits).values() for work in chain}), dtype=np.int64)
-
-
 def _makers(context: TraceContext, waits: list[Wait]) -> dict[int, list[int]]:
     """For each waiting call the kernels right before its copy that make what it reads: a value from a tensor, or the
     tensor in another type."""
@@ -492,7 +486,8 @@ def _makers(context: TraceContext, waits: list[Wait]) -> dict[int, list[int]]:
     for wait in waits:
         for copy in (work for work in copies_of(context, wait) if back[work]):
             chain, at = list[int](), int(place[copy]) - 1
-            while at >= 0 and len(chain) < MADE and looks[order[at]]:
+            # Kernels before a read that may have made what is read.
+            while at >= 0 and len(chain) < 8 and looks[order[at]]:
                 chain.append(int(order[at]))
                 at -= 1
             if wait.num_bytes >= TENSOR_BYTES or any(reduces[work] for work in chain[:3]):

@@ -124,6 +124,33 @@ def test_a_slow_op_on_a_new_shape_is_first_use_work():
     assert ms(found, "idle:first_use") == pytest.approx(4.0, abs=0.1)
 
 
+def test_a_slow_op_that_is_never_quick_is_no_first_use_work():
+    """A recurrent layer launches all of its steps in one op."""
+    run = Run()
+    for at in (0.1, 0.2, 0.3):
+        run.host("aten::add", at, 0.02, extra={"shapes": "[[8, 64]]"})
+    run.host("aten::_cudnn_rnn", 1.0, 3.0, extra={"shapes": "[[100, 8, 64]]"})
+    run.launched(4.0, 4.1, 1)
+    found = run.bars(0, 6)
+    assert ms(found, "idle:first_use") == 0.0 and ms(found, "idle:op") == pytest.approx(3.06, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("frame", "is_first"),
+    [
+        ("triton/runtime/autotuner.py(225): run", False),
+        ("torch/_inductor/codecache.py(1131): __call__", False),
+        ("torch/_inductor/compile_fx.py(760): compile_fx_inner", True),
+        ("triton/runtime/autotuner.py(160): _bench", True),
+    ],
+)
+def test_a_call_of_compiled_code_is_no_first_use_work(frame, is_first):
+    run = Run()
+    run.host(frame, 0.0, 2.0, Kind.PYTHON)
+    run.launched(2.0, 2.1, 1)
+    assert (ms(run.bars(0, 3.1), "idle:first_use") > 0) == is_first
+
+
 def test_a_module_loaded_in_a_gap_is_first_use_work():
     run = Run()
     run.kernel(0, 1)
