@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,8 +102,21 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "measured.csv").write_text(
         "kind,dtype,phase,library,shape,measured_s\ngemm,bf16,fwd,cublas,m=4096;n=4096;k=4096,2.1e-4\n"
     )
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
     import ridgeline as rl
 
+    weight = numpy_helper.from_array(np.ones((64, 8), np.float32), "weight")
+    io = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", cols]) for name, cols in (("x", 64), ("y", 8))
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weight"], ["y"], "product")], "net", io[:1], io[1:], [weight]
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "model.onnx"
+    )
     rl.save(rl.build("bert-large", batch=1, seq=128), folder / "mine.json.gz")
     if (ROOT / "examples").is_dir():
         shutil.copytree(ROOT / "examples", folder / "examples")
