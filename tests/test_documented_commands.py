@@ -26,6 +26,9 @@ ELSEWHERE = {
     "kernels tune": "needs a GPU",
     "kernels pack": "compiles for half an hour",
     "calibrate": "needs a GPU",
+    "compare 3fa9c1": "a run of somebody's store",
+    "store tag": "a run of somebody's store",
+    "llm train run.toml": "settings of a run",
     "validate published/*.csv": "files of others",
     "validate collectives.csv": "files of others",
     "validate training_other.csv": "files of others",
@@ -35,8 +38,17 @@ SCRIPT = """
 import torch
 
 
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
 def make():
-    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)), (torch.randn(4, 64),)
+    return Net(), (torch.randn(8, 64),)
 
 
 make_model = make
@@ -120,6 +132,22 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rl.save(rl.build("bert-large", batch=1, seq=128), folder / "mine.json.gz")
     if (ROOT / "examples").is_dir():
         shutil.copytree(ROOT / "examples", folder / "examples")
+    images = helper.make_graph(
+        [helper.make_node("GlobalAveragePool", ["x"], ["y"], "pool")], "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, "h", "w"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3, 1, 1])],
+    )  # fmt: skip
+    onnx.save(helper.make_model(images, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
+    (folder / "model.py").write_text(SCRIPT)
+    namespace: dict[str, Any] = {"__name__": "sample"}
+    exec(compile(SCRIPT, "model.py", "exec"), namespace)
+    model, args = namespace["make"]()
+    import safetensors.torch
+
+    rl.build(model, args, level=0).save(folder / "m.ridge")
+    rl.build(model, args, level=0).save(folder / "other.ridge")
+    safetensors.torch.save_file(model.state_dict(), folder / "new.safetensors")
+    np.save(folder / "x.npy", args[0].numpy())
     return folder
 
 
