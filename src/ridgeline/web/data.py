@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ridgeline.basis import Basis
-from ridgeline.cost import host
 from ridgeline.cost.analyses.memory_curve import live_bytes
-from ridgeline.cost.analyses.utilization import matrix_peak_flops_per_s, roofs, utilization
+from ridgeline.cost.analyses.utilization import matrix_peak_flops_per_s, utilization
+from ridgeline.cost.fleet import estimate_fleet
 from ridgeline.cost.prediction import Prediction
 from ridgeline.cost.price import pricer_of
 from ridgeline.graph import RESIDENT
+from ridgeline.hardware.fleet import fleet
+from ridgeline.hardware.override import field_of
 
 MAX_POINTS = 1200
 """Points of the memory curve: more than a screen has columns."""
@@ -118,15 +122,42 @@ def _ceilings(p: Prediction) -> dict[str, Any]:
 
 
 def _whatif(p: Prediction) -> dict[str, Any]:
-    """What replaying the host's and the device's queues in the browser needs."""
-    queue = {**host.DEFAULTS, **pricer_of(p.device).calibration.host}
-    kept = ("launch_s", "gap_s", "graph_gap_s", "step_s", "compiled_step_s")
-    return {
-        "kind": p.device.kind,
-        "execution": p.execution,
-        "idle_w": p.device.idle_w,
-        **{key: queue[key] for key in kept},
-    }
+    """What the model itself says of imagined devices: every position of one slider, and of every two together.
+
+    ``axes`` are (word, label, overrides, factors). ``values`` are, for each position in the order of ``moved``, the
+    wall time, the busy time, the energy and the money of a step; null where no such device can be.
+    """
+    calls = {line.work.dtype for line in p.lines if line.work.matrix_flops}
+    peaks = sorted({f"{peak.unit}.{peak.dtype}" for peak in (p.device.peak("tensor", name) for name in calls)})
+    axes = [
+        ("hbm_bandwidth", "Memory bandwidth", ["hbm_bandwidth"], [0.5, 0.75, 1.5, 2.0, 4.0]),
+        ("peak", "Peak FLOP/s", peaks, [0.5, 0.75, 1.5, 2.0, 4.0]),
+        ("l2_bandwidth", "L2 bandwidth", ["l2_bandwidth"], [0.5, 1.5, 2.0]),
+        ("clock", "Core clock", ["clock"], [0.6, 0.8, 1.2, 1.5]),
+        ("tdp", "Power limit", ["tdp"], [0.6, 0.8, 1.25, 1.5]),
+    ]
+    axes = [axis for axis in axes if all(field_of(word) in p.device.numbers() for word in axis[2]) and axis[2]]
+    single = [{at: factor} for at, axis in enumerate(axes) for factor in axis[3]]
+    pairs = [{**one, **other} for one in single for other in single if min(one) < min(other)]
+    moved = [*single, *pairs]
+    values: list[list[float] | None] = [None] * len(moved)
+    clock = next((at for at, axis in enumerate(axes) if axis[0] == "clock"), -1)
+    groups: dict[tuple[int, ...], list[int]] = {}  # a clock moves what is not itself asked for
+    for number, factors in enumerate(moved):
+        groups.setdefault(tuple(factors) if clock in factors else tuple(at for at in range(len(axes)) if at != clock),
+                          []).append(number)  # fmt: skip
+    for asked, numbers in groups.items():
+        changes = {
+            word: (np.array([moved[number].get(at, 1.0) for number in numbers]), True)
+            for at in asked
+            for word in axes[at][2]
+        }
+        devices = fleet(p.device, changes, len(numbers))
+        alive = np.flatnonzero(devices.wrong == "")
+        found = estimate_fleet(p.graph, devices.part(alive), p.execution)
+        for place, row in zip(alive, zip(found.expected_s, found.busy_s, found.energy_j, found.usd)):
+            values[numbers[place]] = [float(f"{number:.9g}") for number in row]
+    return {"axes": axes, "moved": [sorted(factors.items()) for factors in moved], "values": values}
 
 
 def _columns(p: Prediction) -> dict[str, Any]:
@@ -150,14 +181,7 @@ def _columns(p: Prediction) -> dict[str, Any]:
             "energy_j",
         )
     }
-    found = roofs(p)
-    columns |= {
-        "compute_s": [_short(r.compute_s) for r in found],
-        "dram_s": [_short(r.dram_s) for r in found],
-        "l2_s": [_short(r.l2_s) for r in found],
-    }
-    stretch, matrix = [_short(line.stretch) for line in p.lines], [int(line.work.matrix_flops > 0) for line in p.lines]
-    return {"words": list(ids), "stretch": stretch, "matrix": matrix, **columns}
+    return {"words": list(ids), **columns}
 
 
 def _short(value: float) -> float:

@@ -51,96 +51,27 @@ function hover(node, title, facts) {
   node.addEventListener("pointerleave", () => { tip.hidden = true; });
 }
 
-// ---- re-pricing: what a row takes when the device's numbers are scaled --------------------------------------------
-const SLIDERS = [
-  ["dram", "Memory bandwidth"], ["peak", "Peak FLOP/s"], ["l2", "L2 bandwidth"], ["clock", "Core clock"], ["host", "Host speed"], ["limit", "Power limit"],
-];
-const ones = Object.freeze(Object.fromEntries(SLIDERS.map(([k]) => [k, 1])));
-const state = { scale: { ...ones }, t: R.expected_s.slice() };
+const rowS = R.expected_s, totalS = sum(rowS);
 
-function unstretched(s) {
-  const out = new Array(N);
-  for (let i = 0; i < N; i++) {
-    const t = R.expected_s[i] / R.stretch[i], bound = word("bound", i);
-    let c = R.compute_s[i], m = R.dram_s[i], l = R.l2_s[i];
-    const roof = Math.max(c, m, l);
-    if (!t || !roof) { out[i] = bound === "latency" || !roof ? t / s.clock : t; continue; }
-    if (bound === "memory") m = roof; else if (bound === "cache") l = roof; else if (bound === "compute" || bound === "issue") c = roof;
-    const after = Math.max(c / (s.peak * s.clock), m / s.dram, l / (s.l2 * s.clock));
-    out[i] = bound === "latency" ? Math.max(0, t - roof) / s.clock + Math.min(t, roof) * after / roof : t * after / roof;
-  }
-  return out;
-}
-/* Power: a row keeps the watts it draws above idle; more than the limit stretches what multiplies matrices. */
-const rowsJ = sum(R.energy_j), TYPICAL_STRETCH = 0.5;
-const restingW = Math.max(D.whatif.idle_w, T.expected_s > 0 ? (T.energy_j - rowsJ) / T.expected_s : 0);
-function drawn(t) {
-  let joules = 0, busy = 0;
-  for (let i = 0; i < N; i++) {
-    const before = R.expected_s[i] / R.stretch[i];
-    joules += before > 0 ? R.energy_j[i] * t[i] / before : 0;
-    busy += t[i];
-  }
-  return { joules, watts: restingW + (busy > 0 ? joules / busy : 0) };
-}
-const stretchPerExcess = (() => {
-  const excess = drawn(unstretched(ones)).watts / T.tdp_w - 1;
-  return excess > 0.01 && T.throttle > 1 ? (T.throttle - 1) / excess : TYPICAL_STRETCH;
-})();
-function priced(s) {
-  const t = unstretched(s), limit = T.tdp_w * s.limit, power = drawn(t), excess = power.watts / limit - 1;
-  const same = s.limit === 1 && T.throttle === 1, stretch = same ? 1 : 1 + stretchPerExcess * Math.max(0, excess);
-  for (let i = 0; i < N; i++) if (word("bound", i) === "compute" && R.matrix[i]) t[i] *= stretch;
-  const wall = wallOf(t, s.host), busy = sum(t);
-  return { t, busy, wall, energy: Math.min(restingW * wall + power.joules, Math.max(limit, restingW) * wall) };
-}
-const SEGMENTS = (() => {
-  const made = [];
-  for (let i = 0; i < N;) {
-    let j = i + 1;
-    while (R.times[i] > 1 && j < N && R.times[j] === R.times[i]) j++;
-    made.push([i, j, R.times[i]]);
-    i = j;
-  }
-  return made;
-})();
-function wallOf(t, hostSpeed) {
-  const q = D.whatif;
-  if (q.kind !== "gpu") return sum(t);
-  if (q.execution === "cudagraph") return sum(t) + sum(R.num_kernels) * q.graph_gap_s + (q.launch_s + 0.3 * q.step_s) / hostSpeed;
-  let host = (q.execution === "compiled" ? q.compiled_step_s : q.step_s) / hostSpeed, device = 0;
-  for (const [from, to, repeat] of SEGMENTS) {
-    const walked = Math.min(repeat, 3);
-    let before = [host, device];
-    for (let k = 0; k < walked; k++) {
-      before = [host, device];
-      for (let i = from; i < to; i++) {
-        host += R.host_s[i] / R.times[i] / hostSpeed;
-        const kernels = R.num_kernels[i] / R.times[i];
-        if (!kernels) continue;
-        device = Math.max(host + q.launch_s / hostSpeed, device + q.gap_s) + t[i] / R.times[i] + (kernels - 1) * q.gap_s;
-        if (word("op", i) === "sync") host = Math.max(host, device);
-      }
-    }
-    host += (host - before[0]) * (repeat - walked);
-    device += (device - before[1]) * (repeat - walked);
-  }
-  return Math.max(host, device);
-}
-const base = priced(ones);
-const anchorWall = base.wall > 0 ? T.expected_s / base.wall : 1, anchorEnergy = base.energy > 0 ? T.energy_j / base.energy : 1, anchorBusy = base.busy > 0 ? T.busy_s / base.busy : 1;
-const changed = () => SLIDERS.some(([k]) => state.scale[k] !== 1);
+// ---- what if: values that the model computed for every position of the sliders, one alone or two together ----------
+const AXES = D.whatif.axes, POSITIONS = AXES.map(([, , , factors]) => [...factors, 1].sort((a, b) => a - b));
+const key = (moved) => moved.map(([axis, factor]) => `${axis}=${factor}`).join(" ");
+const VALUES = new Map(D.whatif.moved.map((moved, at) => [key(moved), D.whatif.values[at]]));
+let moved = [];  // [axis, factor] of the sliders that are not at 1×, the last moved last
 
 function outcome() {
-  const now = priced(state.scale), wall = now.wall * anchorWall, energy = now.energy * anchorEnergy, busy = now.busy * anchorBusy;
+  const found = moved.length ? VALUES.get(key([...moved].sort((a, b) => a[0] - b[0]))) : [T.expected_s, T.busy_s, T.energy_j, T.usd];
+  const words = moved.flatMap(([axis, factor]) => AXES[axis][2].map((word) => `${word}=${factor}x`)).join(" ");
+  $("command").textContent = words ? `--on "${D.title.device} ${words}"` : "";
+  if (!found) { $("outcome").replaceChildren(el("p", { class: "dim", text: "No such device can be: its numbers contradict each other." })); return; }
+  const [wall, busy, energy, money] = found;
   const rows = [
     ["wall time", T.expected_s, wall, seconds, false], ["device busy", T.busy_s, busy, seconds, false],
     ["device idle", T.idle_s, Math.max(0, wall - busy), seconds, false], ["energy a step", T.energy_j, energy, joules, false],
     ["average power", T.power_w, wall ? energy / wall : 0, (v) => `${v.toFixed(0)} W`, false],
   ];
-  if (T.usd_per_hour) rows.push(["money a step", T.usd, wall / 3600 * T.usd_per_hour, usd, false]);
+  if (T.usd_per_hour) rows.push(["money a step", T.usd, money, usd, false]);
   if (T.rate) rows.push([`${T.rate[0]}/s`, T.rate[1], T.rate[1] * T.expected_s / wall, digits, true]);
-  state.t = changed() ? now.t.map((v) => v * anchorBusy) : R.expected_s.slice();
   const body = rows.map(([name, was, is, show, more]) => {
     const ratio = was > 0 ? is / was : 1, same = Math.abs(ratio - 1) < 0.0005, better = more ? ratio > 1 : ratio < 1;
     return el("tr", {}, el("td", { text: name }), el("td", { text: show(was) }), el("td", { text: show(is) }),
@@ -150,25 +81,28 @@ function outcome() {
   $("outcome").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, el("th"), el("th", { text: "predicted" }), el("th", { text: "what if" }), el("th", { text: `${speedup.toFixed(2)}× speed` }))), el("tbody", {}, ...body)));
 }
 function sliders() {
-  if (Math.abs(anchorWall - 1) > 0.02) $("replay-note").textContent = ` Replayed in the browser the step takes ${times(1 / anchorWall)} the predicted wall time; what-ifs are scaled by that.`;
-  for (const [key, label] of SLIDERS) {
-    const input = el("input", { type: "range", min: "-2", max: "2", step: "0.05", value: "0", id: `s-${key}` }), shown = el("output", { text: "1×" });
+  const parts = AXES.map(([word, label], axis) => {
+    const at = POSITIONS[axis], one = at.indexOf(1), shown = el("output", { text: "1×" });
+    const input = el("input", { type: "range", min: "0", max: String(at.length - 1), step: "1", value: String(one), id: `s-${word}` });
     input.addEventListener("input", () => {
-      state.scale[key] = Number(input.value) === 0 ? 1 : 2 ** Number(input.value);
-      shown.textContent = `${digits(state.scale[key])}×`;
-      schedule();
+      moved = moved.filter(([other]) => other !== axis);
+      if (Number(input.value) !== one) moved.push([axis, at[Number(input.value)]]);
+      if (moved.length > 2) moved.shift();
+      show();
     });
-    $("sliders").append(el("div", { class: "slider" }, el("label", { for: `s-${key}`, text: label }), input, shown));
-  }
-  $("reset").addEventListener("click", () => {
-    for (const input of $("sliders").querySelectorAll("input")) { input.value = "0"; input.dispatchEvent(new Event("input")); }
+    return { input, shown, one, at, row: el("div", { class: "slider" }, el("label", { for: `s-${word}`, text: label }), input, shown) };
   });
-}
-let pending = false;
-function schedule() {
-  if (pending) return;
-  pending = true;
-  setTimeout(() => { pending = false; redraw(); }, 0);
+  function show() {
+    parts.forEach(({ input, shown, one, at }, axis) => {
+      const found = moved.find(([other]) => other === axis), place = found ? at.indexOf(found[1]) : one;
+      input.value = String(place);
+      shown.textContent = `${at[place]}×`;
+      input.setAttribute("aria-valuetext", `${at[place]} times`);
+    });
+    outcome();
+  }
+  $("sliders").append(...parts.map(({ row }) => row));
+  $("reset").addEventListener("click", () => { moved = []; show(); });
 }
 
 // ---- summary ------------------------------------------------------------------------------------------------------
@@ -214,8 +148,8 @@ const wide = (id) => Math.max(300, $(id).clientWidth || 1240);
 const PLOT = { get w() { return wide("plot"); }, h: 470, l: 84, r: 18, t: 14, b: 48 };
 let plotKind = "roofline";
 function facts(i) {
-  const t = state.t[i], f = R.flops[i], b = R.bytes[i];
-  return [["op", `${word("op", i)} (${word("phase", i)})`], ["kernel", word("kernel", i) || "–"], ["time, all runs", `${seconds(t)} (${percent(t / (sum(state.t) || 1))})`],
+  const t = rowS[i], f = R.flops[i], b = R.bytes[i];
+  return [["op", `${word("op", i)} (${word("phase", i)})`], ["kernel", word("kernel", i) || "–"], ["time, all runs", `${seconds(t)} (${percent(t / (totalS || 1))})`],
     ["runs", R.times[i].toLocaleString("en-US")], ["a run", seconds(t / R.times[i])], ["90 % interval", `${seconds(R.low_s[i])} … ${seconds(R.high_s[i])}`],
     ["floor", `${seconds(R.floor_s[i])}, ${times(R.expected_s[i] / R.floor_s[i])}`], ["bound", word("bound", i)],
     ["achieved", [f ? `${flops(f / t)}/s` : "", b ? `${bytes(b / t)}/s` : ""].filter(Boolean).join(", ") || "–"],
@@ -238,50 +172,46 @@ function frame(xa, ya, xLabel, yLabel, xShow, yShow) {
 }
 const MAX_DOTS = 3000;
 function dots(inside, ids, x, y) {
-  const biggest = Math.max(...ids.map((i) => state.t[i]), 1e-30);
+  const biggest = Math.max(...ids.map((i) => rowS[i]), 1e-30);
   for (const i of ids) {
-    const dot = svg("circle", { class: "dot", cx: x(i).toFixed(1), cy: y(i).toFixed(1), r: (3 + 17 * Math.sqrt(state.t[i] / biggest)).toFixed(1), fill: boundVar(word("bound", i)) });
+    const dot = svg("circle", { class: "dot", cx: x(i).toFixed(1), cy: y(i).toFixed(1), r: (3 + 17 * Math.sqrt(rowS[i] / biggest)).toFixed(1), fill: boundVar(word("bound", i)) });
     hover(dot, label(i), () => facts(i));
     inside.append(dot);
   }
 }
 function longest(test) {
   const ids = [];
-  for (let i = 0; i < N; i++) if (state.t[i] > 0 && test(i)) ids.push(i);
-  ids.sort((a, b) => state.t[b] - state.t[a]);
+  for (let i = 0; i < N; i++) if (rowS[i] > 0 && test(i)) ids.push(i);
+  ids.sort((a, b) => rowS[b] - rowS[a]);
   return ids.slice(0, MAX_DOTS);
 }
 function roofline() {
   const ids = longest((i) => R.flops[i] > 0 && R.bytes[i] > 0), timed = longest(() => true).length;
-  const s = state.scale, C = D.ceilings, peaks = C.peaks.map(([n, v]) => [n, v, v * s.peak * s.clock]), dram = C.dram_bytes_per_s * s.dram, l2 = C.l2_bytes_per_s * s.l2 * s.clock;
-  const top = Math.max(...peaks.map((p) => Math.max(p[1], p[2])));
-  const xs = ids.map((i) => R.flops[i] / R.bytes[i]), ys = ids.map((i) => R.flops[i] / state.t[i]);
+  const C = D.ceilings, peaks = C.peaks, dram = C.dram_bytes_per_s, l2 = C.l2_bytes_per_s;
+  const top = Math.max(...peaks.map((p) => p[1]));
+  const xs = ids.map((i) => R.flops[i] / R.bytes[i]), ys = ids.map((i) => R.flops[i] / rowS[i]);
   const xa = logAxis(Math.min(0.1, ...xs), Math.max(1e3, 3 * top / dram, ...xs)), ya = logAxis(Math.max(Math.min(1e11, ...ys), top / 1e9), top * 1.05);
   const { root, inside, X, Y } = frame(xa, ya, "arithmetic intensity, FLOP per byte", "achieved FLOP/s", (v) => v >= 1e4 ? count(v) : String(v), (v) => flops(v).replace("FLOP", ""));
   const x0 = 10 ** xa.lo, x1 = 10 ** xa.hi, labels = [];
   const slope = (bw, cls, name, cap) => {
     const knee = Math.min(cap / bw, x1);
     inside.append(svg("path", { class: `ceiling ${cls}`, d: `M${X(x0)} ${Y(x0 * bw)}L${X(knee)} ${Y(knee * bw)}` }));
-    if (!name) return;
     const from = Math.max(x0, 10 ** ya.lo / bw), at = from * (knee / from) ** 0.3, angle = Math.atan2(Y(at * 10 * bw) - Y(at * bw), X(at * 10) - X(at)) * 180 / Math.PI;
     labels.push(svg("text", { class: "ink over", x: X(at), y: Y(at * bw) + (cls ? -6 : 15), transform: `rotate(${angle} ${X(at)} ${Y(at * bw)})` }, name));
   };
-  const cap = Math.max(...peaks.map((p) => p[2]));
-  if (changed()) slope(C.dram_bytes_per_s, "was", "", Math.max(...peaks.map((p) => p[1])));
-  slope(l2, "l2", `L2 ${bytes(l2)}/s`, cap);
-  slope(dram, "", `DRAM ${bytes(dram)}/s`, cap);
-  for (const [name, was, is] of peaks) {
-    if (changed() && was !== is) inside.append(svg("path", { class: "ceiling was", d: `M${X(was / l2)} ${Y(was)}L${X(x1)} ${Y(was)}` }));
+    slope(l2, "l2", `L2 ${bytes(l2)}/s`, top);
+  slope(dram, "", `DRAM ${bytes(dram)}/s`, top);
+  for (const [name, is] of peaks) {
     inside.append(svg("path", { class: `ceiling ${name.includes("vector") ? "vec" : ""}`, d: `M${X(Math.max(x0, is / l2))} ${Y(is)}L${X(x1)} ${Y(is)}` }));
     labels.push(svg("text", { class: "ink over", x: X(x1) - 8, y: Y(is) - 6, "text-anchor": "end" }, `${name} ${flops(is)}/s`));
   }
-  dots(inside, ids, (i) => X(R.flops[i] / R.bytes[i]), (i) => Y(Math.max(R.flops[i] / state.t[i], 10 ** ya.lo)));
+  dots(inside, ids, (i) => X(R.flops[i] / R.bytes[i]), (i) => Y(Math.max(R.flops[i] / rowS[i], 10 ** ya.lo)));
   inside.append(...labels);
   $("plot").replaceChildren(root);
   $("plot-note").textContent = `Every dot is a node of the graph, its area the time of all its runs. ${timed - ids.length ? `${timed - ids.length} rows do no arithmetic (copies, gathers, fills) and are only in the other view. ` : ""}A dot above the DRAM line found its inputs in the L2.`;
 }
 function distance() {
-  const ids = longest((i) => R.floor_s[i] > 0), one = (i) => [R.floor_s[i] / R.times[i], state.t[i] / R.times[i]];
+  const ids = longest((i) => R.floor_s[i] > 0), one = (i) => [R.floor_s[i] / R.times[i], rowS[i] / R.times[i]];
   const all = ids.flatMap(one).concat([1e-6, 1e-5]), a = { lo: Math.max(-10, Math.floor(Math.log10(Math.min(...all)))), hi: Math.ceil(Math.log10(Math.max(...all))) };
   const ya = { lo: Math.max(a.lo, Math.floor(Math.log10(Math.min(...ids.map((i) => one(i)[1]), 1e-5)))), hi: a.hi };
   const { root, inside, X, Y } = frame(a, ya, "floor of one run: the speed of light", "expected time of one run", seconds, seconds);
@@ -299,7 +229,7 @@ let zoom = [];
 function tree() {
   const root = { name: D.title.model, kids: new Map(), t: 0, bounds: {}, rows: [], path: [] };
   for (let i = 0; i < N; i++) {
-    if (!(state.t[i] > 0)) continue;
+    if (!(rowS[i] > 0)) continue;
     const parts = (word("module", i) ? word("module", i).split(".") : []).concat([`${word("op", i)}${word("phase", i) === "forward" ? "" : ` ${word("phase", i)}`}`]);
     let at = root;
     add(at, i);
@@ -313,9 +243,9 @@ function tree() {
   return root;
 }
 function add(node, i) {
-  node.t += state.t[i];
+  node.t += rowS[i];
   node.rows.push(i);
-  node.bounds[word("bound", i)] = (node.bounds[word("bound", i)] || 0) + state.t[i];
+  node.bounds[word("bound", i)] = (node.bounds[word("bound", i)] || 0) + rowS[i];
 }
 const mostly = (node) => Object.entries(node.bounds).sort((a, b) => b[1] - a[1])[0][0];
 function repeatOf(node) {
@@ -354,7 +284,7 @@ let barKey = "op";
 function bars() {
   const groups = new Map();
   for (let i = 0; i < N; i++) {
-    if (!(state.t[i] > 0)) continue;
+    if (!(rowS[i] > 0)) continue;
     const key = word(barKey, i) || "–";
     if (!groups.has(key)) groups.set(key, { t: 0, floor: 0, was: 0, kernels: 0, bounds: {}, rows: [] });
     const g = groups.get(key);
@@ -412,13 +342,12 @@ function memory() {
 function niceStep(v) { const p = 10 ** Math.floor(Math.log10(v)), m = v / p; return (m < 1.5 ? 1 : m < 3.5 ? 2 : m < 7.5 ? 5 : 10) * p; }
 
 // ---- table --------------------------------------------------------------------------------------------------------
-const share = (i) => state.t[i] / (sumT || 1);
-let sumT = 1;
+const share = (i) => rowS[i] / (totalS || 1);
 const COLUMNS = [
   ["module", (i) => label(i)], ["op", (i) => word("op", i)], ["phase", (i) => word("phase", i)], ["kernel", (i) => word("kernel", i)], ["bound", (i) => word("bound", i)],
-  ["runs", (i) => R.times[i], (v) => v.toLocaleString("en-US")], ["time", (i) => state.t[i], seconds], ["share", share, percent],
+  ["runs", (i) => R.times[i], (v) => v.toLocaleString("en-US")], ["time", (i) => rowS[i], seconds], ["share", share, percent],
   ["× floor", (i) => R.floor_s[i] ? R.expected_s[i] / R.floor_s[i] : Infinity, times], ["floor", (i) => R.floor_s[i], seconds],
-  ["FLOP/s", (i) => state.t[i] ? R.flops[i] / state.t[i] : 0, (v) => v ? `${flops(v)}/s` : "–"], ["bytes/s", (i) => state.t[i] ? R.bytes[i] / state.t[i] : 0, (v) => v ? `${bytes(v)}/s` : "–"],
+  ["FLOP/s", (i) => rowS[i] ? R.flops[i] / rowS[i] : 0, (v) => v ? `${flops(v)}/s` : "–"], ["bytes/s", (i) => rowS[i] ? R.bytes[i] / rowS[i] : 0, (v) => v ? `${bytes(v)}/s` : "–"],
   ["FLOPs", (i) => R.flops[i], (v) => v ? flops(v) : "–"], ["bytes", (i) => R.bytes[i], (v) => v ? bytes(v) : "–"], ["host", (i) => R.host_s[i], seconds],
   ["energy", (i) => R.energy_j[i], joules], ["basis", (i) => word("basis", i)], ["source", (i) => word("source", i)],
 ].filter(([name, value]) => name !== "source" || R.source.some((id) => W[id]));
@@ -434,7 +363,6 @@ function tableHead() {
   $("rows").tHead.replaceChildren(row);
 }
 function tableBody() {
-  sumT = sum(state.t);
   const text = $("filter").value.trim().toLowerCase(), bound = $("bound-filter").value, phase = $("phase-filter").value, value = COLUMNS[table.sort][1], ids = [];
   for (let i = 0; i < N; i++) {
     if (bound && word("bound", i) !== bound) continue;
@@ -450,7 +378,7 @@ function tableBody() {
     else { td.textContent = show ? show(v) : v; if (!show) td.title = v; }
     return td;
   }))));
-  $("row-count").textContent = `${Math.min(table.shown, ids.length).toLocaleString("en-US")} of ${ids.length.toLocaleString("en-US")} rows, ${seconds(sum(ids.map((i) => state.t[i])))}`;
+  $("row-count").textContent = `${Math.min(table.shown, ids.length).toLocaleString("en-US")} of ${ids.length.toLocaleString("en-US")} rows, ${seconds(sum(ids.map((i) => rowS[i])))}`;
   $("more").hidden = ids.length <= table.shown;
 }
 function filters() {
@@ -482,7 +410,7 @@ function deviceNumber(key, v) {
 }
 
 // ---- all together -------------------------------------------------------------------------------------------------
-function redraw() { outcome(); (plotKind === "roofline" ? roofline : distance)(); icicle(); bars(); tableBody(); }
+function redraw() { (plotKind === "roofline" ? roofline : distance)(); icicle(); bars(); tableBody(); }
 function tabs(id, attr, choose) {
   for (const button of $(id).querySelectorAll("button")) button.addEventListener("click", () => {
     for (const other of $(id).querySelectorAll("button")) other.classList.toggle("on", other === button);
@@ -497,8 +425,7 @@ $("theme").addEventListener("click", () => {
 });
 const present = [...new Set(R.bound.map((k) => W[k]))].filter((b) => b !== "free");
 $("bound-legend").replaceChildren(...present.map((b) => el("span", {}, el("i", { style: `background:${boundVar(b)}` }), document.createTextNode(`bound by ${b}`))));
-heading(); cards(); sliders(); filters(); tableHead(); memory(); notes(); redraw();
+heading(); cards(); sliders(); outcome(); filters(); tableHead(); memory(); notes(); redraw();
 addEventListener("resize", () => { memory(); redraw(); });
-document.documentElement.dataset.replay = anchorWall.toFixed(4);
 document.documentElement.dataset.ready = "yes";
 })();
