@@ -713,6 +713,23 @@ def study(
 
 
 @app.command()
+def dash(
+    url: Annotated[str | None, typer.Option("--store", help="File or postgresql://…; else RIDGELINE_STORE.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8750,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a token.")] = "127.0.0.1",
+    token: Annotated[
+        str, typer.Option(envvar="RIDGELINE_DASH_TOKEN", show_envvar=False,
+                          help="What a browser must show [RIDGELINE_DASH_TOKEN].")
+    ] = "",
+) -> None:
+    """Look at a store in a browser: runs, studies, receipts, what-if. Local, and writes nothing."""
+    from ridgeline.cli.draw import console
+    from ridgeline.web.dash.app import serve
+
+    serve(url, host, port, token, lambda text: console().print(text, highlight=False, markup=False, soft_wrap=True))
+
+
+@app.command()
 def price(
     device: Annotated[str, typer.Argument(help="Device, with changes if you like: 'h200 sms=160 hbm_bandwidth=2x'.")],
     assume: Annotated[list[str] | None, typer.Option("--assume", help="An assumption: margin=0.5.")] = None,

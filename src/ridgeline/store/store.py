@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -268,10 +268,15 @@ class Store:
 
     def chunks(self, study: str, wanted: Sequence[str] = ()) -> Iterator[tuple[int, Columns]]:
         """(number, columns) in the order of their numbers; one chunk is read at a time."""
-        for number in sorted(self.chunk_numbers(study)):
+        for number, body in self.bodies(study):
+            yield number, unpack(body, wanted)
+
+    def bodies(self, study: str, known: Collection[int] = ()) -> Iterator[tuple[int, bytes]]:
+        """(number, packed columns) of the chunks that are not ``known``, in the order of their numbers."""
+        for number in sorted(self.chunk_numbers(study).difference(known)):
             rows = self.database.execute("SELECT body FROM chunk WHERE study = ? AND number = ?", (study, number))
             if rows:
-                yield number, unpack(bytes(rows[0][0]), wanted)
+                yield number, bytes(rows[0][0])
 
     def table(self, study: str, wanted: Sequence[str] = ()) -> Columns:
         """All points of a study by column."""
@@ -353,16 +358,22 @@ def pack(columns: Mapping[str, NDArray[Any]]) -> bytes:
 
 def unpack(body: bytes, wanted: Sequence[str] = ()) -> Columns:
     """The columns that ``pack`` wrote; those ``wanted`` alone, where given."""
+    return {
+        name: values if words is None else np.array(words, dtype=str)[values]
+        for name, (values, words) in coded(body, wanted).items()
+    }
+
+
+def coded(body: bytes, wanted: Sequence[str] = ()) -> dict[str, tuple[NDArray[Any], list[str] | None]]:
+    """The columns that ``pack`` wrote, text as numbers of its distinct words."""
     head, _, rest = body.partition(b"\n")
-    found, start = Columns(), 0
+    found, start = dict[str, tuple[NDArray[Any], list[str] | None]](), 0
     for column in json.loads(head):
         part, start = rest[start : start + column["bytes"]], start + column["bytes"]
         if wanted and column["name"] not in wanted:
             continue
         values = np.frombuffer(zlib.decompress(part), dtype=np.dtype(column["type"]))
-        if "words" in column:
-            values = np.array(column["words"], dtype=str)[values]
-        elif "values" in column:
+        if "values" in column:
             values = np.array(column["values"], dtype=np.dtype(column["of"]))[values]
-        found[column["name"]] = values
+        found[column["name"]] = values, column.get("words")
     return found

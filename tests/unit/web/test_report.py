@@ -170,7 +170,8 @@ class TestInABrowser:
 
     def test_a_slider_shows_what_a_prediction_of_that_device_says(self, tmp_path):
         p = rl.predict("llama3-70b", mode="train")
-        script = 'const s = document.getElementById("s-hbm_bandwidth"); s.value = "4"; s.dispatchEvent(new Event("input"));'
+        slider = 'document.getElementById("s-hbm_bandwidth")'
+        script = f'const s = {slider}; s.value = "4"; s.dispatchEvent(new Event("input"));'
         dom = _dom(render_report(p), tmp_path, script)
         row = re.search(r"<td>wall time</td><td>([^<]*)</td><td>([^<]*)</td><td[^>]*>([^<]*)</td>", dom)
         real = rl.predict("llama3-70b", on="h200 hbm_bandwidth=2x", mode="train")
