@@ -33,7 +33,8 @@ FILES = {
 }  # fmt: skip
 TYPES = {"js": "text/javascript", "css": "text/css"}
 ICON = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><path d="M1 13 6 4l3 5 2-3 4 7z" fill="#2563eb"/></svg>'
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
+    '<path d="M1 13 6 4l3 5 2-3 4 7z" fill="#2563eb"/></svg>'
 )
 
 
@@ -184,22 +185,23 @@ def application(url: str, host: str = "127.0.0.1", token: str = "") -> Any:
         "/api/history": lambda store, q: runs.history(store, q["kind"], q["thing"], q.get("metric", "")),
         "/api/compare": lambda store, q: runs.differences(store, dash.tables, q["a"], q["b"]),
         "/api/studies": lambda store, _: [points.overview(row) for row in reversed(store.studies())],
-        "/api/studies/{study}": lambda store, q: points.summary(store, dash.tables, q["study"]),
-        "/api/studies/{study}/rows": lambda store, q: points.rows(
+        "/api/studies/{study:path}/rows": lambda store, q: points.rows(
             store, dash.tables, q["study"], _wanted(q), int(q.get("start", 0)), int(q.get("limit", 100))
         ),
-        "/api/studies/{study}/matters": lambda store, q: points.matters(store, dash.tables, q["study"]),
-        "/api/studies/{study}/points/{number}": lambda store, q: points.point(
+        "/api/studies/{study:path}/matters": lambda store, q: points.matters(store, dash.tables, q["study"]),
+        "/api/studies/{study:path}/points/{number}": lambda store, q: points.point(
             store, dash.tables, q["study"], int(q["number"])
         ),
+        # A study's name may have slashes, so what is shorter comes after what is longer.
+        "/api/studies/{study:path}": lambda store, q: points.summary(store, dash.tables, q["study"]),
         "/api/what-if": dash.what_if,
         "/api/what-if/choices": lambda _, __: what_if.choices(),
     }
     routes = [
         Route("/", dash.shell), Route("/what-if", dash.shell), Route("/favicon.ico", dash.icon),
-        Route("/static/{name}", dash.file), Route("/api/studies/{study}/sample", dash.sample),
-        Route("/api/studies/{study}/points.csv", dash.table_csv),
-        Route("/reports/point/{study}/{number:int}", dash.report), Route("/reports/run/{run}", dash.report),
+        Route("/static/{name}", dash.file), Route("/api/studies/{study:path}/sample", dash.sample),
+        Route("/api/studies/{study:path}/points.csv", dash.table_csv),
+        Route("/reports/point/{study:path}/{number:int}", dash.report), Route("/reports/run/{run}", dash.report),
         *(Route(path, dash.data(make)) for path, make in found.items()),
     ]  # fmt: skip
     return Guard(Starlette(routes=routes), host, token)

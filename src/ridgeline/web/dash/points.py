@@ -73,7 +73,11 @@ class Table:
 
     def feasible(self) -> NDArray[np.bool_]:
         reason = self.columns["reason"]
-        return np.isin(reason.values, [at for at, word in enumerate(reason.words or []) if not word])
+        if "feasible" not in self.made:
+            is_none = np.array([not word for word in reason.words or [""]])
+            self.made["feasible"] = is_none[reason.values.astype(np.int32, copy=False)]
+        found: NDArray[np.bool_] = self.made["feasible"]
+        return found
 
     def objectives(self) -> list[dict[str, Any]]:
         if self.spec is None:
@@ -125,15 +129,20 @@ class Table:
 
 def _not_beaten_by_a_few(costs: NDArray[np.float64]) -> NDArray[np.intp]:
     """Rows that remain after a few good ones struck out what they beat: no row of the frontier is lost."""
-    finite = np.flatnonzero(np.isfinite(costs).all(axis=1))
-    if len(finite) < 50_000:
-        return finite
-    some = finite[:: len(finite) // 4096]
-    rivals = costs[some[frontier(costs[some])]]
-    for rival in rivals[:: max(1, len(rivals) // 24)]:
-        rows = costs[finite]
-        finite = finite[(rows < rival).any(axis=1) | (rows == rival).all(axis=1)]
-    return finite
+    if len(costs) < 50_000:
+        return np.arange(len(costs))
+    some = costs[:: len(costs) // 4096]
+    rivals = some[frontier(some)]
+    middle = np.abs(np.argsort(np.argsort(rivals[:, 0])) - len(rivals) / 2)  # the middle of a frontier beats the most
+    left, columns = np.arange(len(costs)), list(costs.T)
+    for rival in rivals[np.argsort(middle)][:: max(1, len(rivals) // 12)]:
+        better, equal = np.zeros(len(left), dtype=bool), np.ones(len(left), dtype=bool)
+        for column, limit in zip(columns, rival):
+            better |= column < limit
+            equal &= column == limit
+        kept = better | equal
+        left, columns = left[kept], [column[kept] for column in columns]
+    return left
 
 
 class Tables:
@@ -172,8 +181,7 @@ def summary(store: Store, tables: Tables, name: str) -> dict[str, Any]:
         return {
             **overview(row), "points": len(table), "chunks": len(table.chunks), "columns": list(row.columns),
             "axes": axes, "objectives": table.objectives(), "spec": row.spec, "readable": table.spec is not None,
-            "outcomes": sorted(([word, int(num)] for word, num in zip(reason.words or [], counts)),
-                               key=lambda pair: -pair[1])[:200],
+            "outcomes": [[(reason.words or [])[at], int(counts[at])] for at in np.argsort(-counts, kind="stable")[:200]],
         }  # fmt: skip
 
 
@@ -190,7 +198,7 @@ def sample(store: Store, tables: Tables, name: str, x: str, y: str, *, sure: boo
     with tables.lock:
         table = tables.table(store, name, lambda found: [
             *found.needed(x), *found.needed(y), *(n for o in found.objectives() for n in o["names"]),
-            *([f"{n}{end}" for o in found.objectives() for n in o["names"] for end in (".low", ".high")] if sure else []),
+            *(f"{n}{end}" for o in found.objectives() for n in o["names"] for end in (".low", ".high") if sure),
             *(found.row.columns if every else ()),
         ])  # fmt: skip
         key = ("sample", x, y, sure)
@@ -228,7 +236,9 @@ def _thinned(table: Table, x: str, y: str, sure: bool) -> tuple[NDArray[Any], ND
     best = best[np.isfinite(xs[best]) & np.isfinite(ys[best])]
     index = np.concatenate([first[first >= 0], np.setdiff1d(best, first)])
     shown = np.concatenate([counts[first >= 0], np.zeros(len(index) - int((first >= 0).sum()), dtype=np.intp)])
-    flags = feasible[index].astype(np.uint8) + 2 * np.isin(index, best).astype(np.uint8)
+    is_best = np.zeros(len(table), dtype=bool)
+    is_best[best] = True
+    flags = feasible[index].astype(np.uint8) + 2 * is_best[index].astype(np.uint8)
     return index, shown, flags, scales
 
 
@@ -256,7 +266,7 @@ def chosen(table: Table, wanted: Wanted) -> NDArray[np.intp]:
     """Rows that match, in order; all of the study's points are looked at."""
     mask = np.ones(len(table), dtype=bool)
     if wanted.only == "feasible":
-        mask = table.feasible()
+        mask = table.feasible().copy()
     elif wanted.only == "frontier":
         mask = np.zeros(len(table), dtype=bool)
         mask[table.frontier()] = True
@@ -277,7 +287,7 @@ def chosen(table: Table, wanted: Wanted) -> NDArray[np.intp]:
         if column is not None and column.words is not None:
             rank = np.argsort(np.argsort(np.array(column.words, dtype=str), kind="stable"), kind="stable")
             values = rank[values.astype(np.intp)].astype(np.float64)
-        order = np.argsort(-values if wanted.down else values, kind="stable")  # what is not known comes last
+        order = np.argsort(values * (-1.0 if wanted.down else 1.0), kind="stable")  # what is not known comes last
         found = found[order]
     return found
 
@@ -311,8 +321,8 @@ def spoken(table: Table, numbers: Sequence[int]) -> Study:
     index = np.asarray(numbers, dtype=np.intp)
     if index.min() < 0 or index.max() >= len(table):
         raise InputError(f"study {table.row.name!r} has {len(table):,} points, counted from 0")
-    return Study(table.spec, table.row, {name: np.array(cells) for name, cells in zip(table.row.columns,
-                                                                                     _cells(table, index))})  # fmt: skip
+    columns = zip(table.row.columns, _cells(table, index))
+    return Study(table.spec, table.row, {name: np.array(cells) for name, cells in columns})
 
 
 def csv_lines(store: Store, tables: Tables, name: str, wanted: Wanted) -> Iterator[str]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-import ridgeline.api as rl
-from ridgeline.cost.estimate import EXECUTIONS
+from ridgeline.cost.estimate import EXECUTIONS, estimate
 from ridgeline.cost.fleet import estimate_fleet
 from ridgeline.cost.prediction import Prediction
 from ridgeline.errors import InputError
@@ -17,7 +16,7 @@ from ridgeline.hardware import device as device_named
 from ridgeline.hardware import devices
 from ridgeline.hardware.fleet import fleet
 from ridgeline.hardware.override import field_of
-from ridgeline.models import models
+from ridgeline.models import build, models
 
 AXES = (
     ("hbm_bandwidth", "Memory bandwidth"), ("peak", "Peak FLOP/s"), ("l2_bandwidth", "L2 bandwidth"),
@@ -29,13 +28,14 @@ _OPTION = re.compile(r"[a-z][a-z0-9_]{0,40}")
 
 def choices() -> dict[str, Any]:
     """Networks, devices and executions by name."""
-    return {"models": sorted(card.name for card in models()), "devices": list(devices()), "executions": list(EXECUTIONS)}
+    names = sorted(card.name for card in models())
+    return {"models": names, "devices": list(devices()), "executions": list(EXECUTIONS)}
 
 
 def evaluated(asked: Mapping[str, str]) -> dict[str, Any]:
     """A prediction as it is and with changes, and what each change alone would do from there.
 
-    ``asked`` has ``model``, ``on``, ``execution``, a factor under ``x.AXIS`` for each change, and options of the network.
+    ``asked`` has ``model``, ``on``, ``execution``, factors as ``x.AXIS``, and the network's options.
     """
     options: dict[str, Any] = {}
     factors: dict[str, float] = {}
@@ -47,9 +47,9 @@ def evaluated(asked: Mapping[str, str]) -> dict[str, Any]:
                 raise InputError(f"{key[:40]!r} is no option of a network")
             options[key] = int(text) if re.fullmatch(r"\d{1,9}", text) else text
     execution = asked.get("execution") or "eager"
-    graph = rl.build_network(asked.get("model") or "llama3-8b", **options)
+    graph = build(asked.get("model") or "llama3-8b", **options)
     parent = device_named(asked.get("on") or "h200")
-    before = rl.predict(graph, parent, execution)
+    before = estimate(graph, parent, execution)
     types = {line.work.dtype for line in before.lines if line.work.matrix_flops}
     peaks = sorted({f"{peak.unit}.{peak.dtype}" for peak in (parent.peak("tensor", name) for name in types)})
     words = {name: peaks if name == "peak" else [name] for name, _ in AXES}
@@ -57,7 +57,7 @@ def evaluated(asked: Mapping[str, str]) -> dict[str, Any]:
     changed = {word: factor for name, factor in factors.items() if name in known and factor != 1.0
                for word in words[name]}  # fmt: skip
     device = parent.override(**{word: f"{factor:.6g}x" for word, factor in changed.items()}) if changed else parent
-    after = rl.predict(graph, device, execution) if changed else before
+    after = estimate(graph, device, execution) if changed else before
     curves = {}
     for name in known:
         part = {word: (np.full(len(CURVE), factor), True) for word, factor in changed.items()}

@@ -11,7 +11,7 @@ export function el(tag, attrs, ...children) {
 }
 export async function ask(path, words) {
   const query = words ? `?${new URLSearchParams(words)}` : "", answer = await fetch(`${path}${query}`);
-  const found = await answer.json();
+  const found = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Error(found.error || `the dashboard answered ${answer.status}`);
   return found;
 }
@@ -72,7 +72,12 @@ export function table(heads, rows, attrs) {
   const body = rows.map((row) => row instanceof Node ? row : el("tr", {}, ...row.map((cell, at) => el("td", { class: heads[at] && heads[at][1] ? "num" : null }, cell instanceof Node ? cell : document.createTextNode(cell === null || cell === undefined ? "–" : String(cell))))));
   return el("div", { class: "scroll" }, el("table", { class: "list", ...attrs }, el("thead", {}, el("tr", {}, ...cells)), el("tbody", {}, ...body)));
 }
-export function say(text) { $("status").textContent = text; }
+let fading = null;
+export function say(text) {
+  clearTimeout(fading);
+  $("status").textContent = text;
+  fading = setTimeout(() => { $("status").textContent = ""; }, 4000);
+}
 export function failed(error) { return panel("This cannot be shown", el("p", { class: "error", text: error.message })); }
 
 // ---- files --------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ export async function historyPage(page, _, query) {
     drawn = new uPlot({ width, height: 320, scales: { x: { time: false } }, cursor: { drag: { x: true, y: false } },
       series: [{ label: "run", value: (_, v) => v === null ? "–" : `${runs[v] ? `${runs[v].id.slice(0, 10)} ${when(runs[v].at)}` : v}` },
         { label: found.metric, stroke: color("--accent"), width: 1.6, points: { show: true, size: 6 }, value: (_, v) => shown(found.metric, v) },
-        { label: "level", stroke: color("--latency"), width: 2, dash: [6, 4], points: { show: false }, value: (_, v) => shown(found.metric, v) }],
+        { label: "level", stroke: color("--latency"), width: 2, dash: [6, 4], paths: uPlot.paths.stepped({ align: 1 }), points: { show: false }, value: (_, v) => shown(found.metric, v) }],
       axes: [{ ...axis, values: (_, ticks) => ticks.map((v) => Number.isInteger(v) && runs[v] ? runs[v].at.slice(5, 10) : "") }, { ...axis, size: 84, values: (_, ticks) => ticks.map((v) => shown(found.metric, v)) }],
       hooks: { draw: [(u) => { for (const at of starts) { const x = u.valToPos(at - 0.5, "x", true); u.ctx.strokeStyle = color("--bad"); u.ctx.beginPath(); u.ctx.moveTo(x, u.bbox.top); u.ctx.lineTo(x, u.bbox.top + u.bbox.height); u.ctx.stroke(); } }] },
     }, [runs.map((_, i) => i), values, level], plot);

@@ -48,9 +48,9 @@ export async function studyPage(page, path, query) {
   let X = null, Y = null, drag = null, cursor = -1;
   const scatter = chart("scatter with the frontier: arrow keys walk along it, Enter opens a point", 440, (pen, w, h) => {
     if (!sample) return;
-    const [sx, sy] = sample.scales, col = (name) => sample.columns.get(name);
-    X = scale(sx, box.l, w - box.r); Y = scale(sy, h - box.b, box.t);
-    axes(pen, w, h, X, Y, box, state.x, state.y, [col(state.x).words, col(state.y).words]);
+    const [sx, sy] = sample.scales, unit = (text) => { const goal = info.objectives.find((o) => o.text === text); return goal && goal.names.length === 1 && /^\w+$/.test(text) ? goal.names[0] : text; }, col = (name) => sample.columns.get(name);
+    X = scale(sx, box.l + 8, w - box.r - 8); Y = scale(sy, h - box.b - 8, box.t + 8);
+    axes(pen, w, h, X, Y, box, unit(state.x), unit(state.y), [col(state.x).words, col(state.y).words]);
     const xs = col(state.x).values, ys = col(state.y).values, flags = col("#flags").values, counts = col("#count").values;
     const most = Math.log1p(counts.reduce((a, b) => Math.max(a, b), 1)), side = Math.max(2, Math.min(5, 3000 / Math.sqrt(sample.rows * 40 + 1))), accent = color("--memory"), dim = color("--other");
     for (const round of [0, 1]) for (let i = 0; i < sample.rows; i++) {
@@ -119,7 +119,7 @@ export async function studyPage(page, path, query) {
       for (const v of values) if (Number.isFinite(v)) { if (v < low) low = v; if (v > high) high = v; }
       if (low > high) [low, high] = [0, 1];
       const s = { low, high, log: !words && low > 0 && high > 20 * low };
-      return { name, words, values, s, x: place(k), Y: scale(s, h - 34, 30) };
+      return { name, words, values, s, x: place(k), Y: scale(s, h - 34, 36) };
     });
     const ids = [], step = Math.max(1, Math.ceil(sample.rows / MAX_LINES));
     for (let i = 0; i < sample.rows; i++) if (i % step === 0 || flags[i] & 2) ids.push(i);
@@ -129,14 +129,14 @@ export async function studyPage(page, path, query) {
       if (line.length > 1) pen.line(line, color(!passing[i] ? "--other" : flags[i] & 2 ? "--accent" : "--memory"), flags[i] & 2 && passing[i] ? 1.4 : 0.8, !passing[i] ? 0.05 : flags[i] & 2 ? 0.8 : 0.18);
     }
     lanes.forEach((lane, k) => {
-      pen.line([[lane.x, 30], [lane.x, h - 34]], color("--dim"));
+      pen.line([[lane.x, 36], [lane.x, h - 34]], color("--dim"));
       const room = Math.floor((w - 100) / Math.max(1, dims.length - 1) / 6.6), words = lane.name.length > room ? `${lane.name.slice(0, Math.max(2, room - 1))}…` : lane.name, anchor = k === 0 ? "start" : k === lanes.length - 1 ? "end" : "middle", x = k === 0 ? 6 : k === lanes.length - 1 ? w - 6 : lane.x;
-      pen.text(x, 14, words, color("--ink"), anchor);
+      pen.text(x, 12, words, color("--ink"), anchor);
       const ends = lane.words ? ["", ""] : [shown(lane.name, lane.s.high), shown(lane.name, lane.s.low)];
-      if (room > 8) { pen.text(x, 26, ends[0], color("--dim"), anchor); pen.text(x, h - 20, ends[1], color("--dim"), anchor); }
+      if (room > 8) { pen.text(x, 28, ends[0], color("--dim"), anchor); pen.text(x, h - 20, ends[1], color("--dim"), anchor); }
       if (lane.words && room > 6) lane.words.slice(0, 12).forEach((word, v) => pen.text(lane.x + 4, lane.Y(v) + 4, word.slice(0, 12), color("--dim")));
       const limits = state.where[lane.name];
-      if (limits && typeof limits[0] !== "string") { const [y0, y1] = [limits[1] === null ? 30 : lane.Y(limits[1]), limits[0] === null ? h - 34 : lane.Y(limits[0])]; pen.rect(lane.x - 6, y0, 12, Math.max(3, y1 - y0), color("--accent"), 0.3); }
+      if (limits && typeof limits[0] !== "string") { const [y0, y1] = [limits[1] === null ? 36 : lane.Y(limits[1]), limits[0] === null ? h - 34 : lane.Y(limits[0])]; pen.rect(lane.x - 6, y0, 12, Math.max(3, y1 - y0), color("--accent"), 0.3); }
     });
     if (pull && pull.to !== null) pen.rect(pull.lane.x - 8, Math.min(pull.from, pull.to), 16, Math.abs(pull.to - pull.from), color("--accent"), 0.3);
   });

@@ -48,7 +48,7 @@ export async function whatIfPage(page) {
       const ratio = a[key] > 0 ? b[key] / a[key] : 1, same = Math.abs(ratio - 1) < 0.0005;
       return [text, show(a[key]), show(b[key]), el("span", { class: same ? "dim" : ratio < 1 ? "better" : "worse", text: same ? "·" : `${ratio > 1 ? "+" : "−"}${Math.abs(100 * (ratio - 1)).toFixed(1)} %` })];
     })), el("p", { class: b.peak_bytes > b.capacity_bytes ? "error" : "dim", text: b.peak_bytes > b.capacity_bytes ? `does not fit: the device has ${bytes(b.capacity_bytes)}` : `basis: ${b.basis}` }));
-    command.textContent = `ridgeline predict ${found.model} --on "${found.device}" --execution ${found.execution}`;
+    command.textContent = `ridgeline predict ${found.model} --on "${found.device}" --execution ${found.execution}${["mode", "precision", "batch", "seq", "kv", "image"].filter((k) => state[k]).map((k) => ` --${k} ${state[k]}`).join("")}`;
     ops.replaceChildren(table([["op"], ["predicted", true], ["what if", true], ["bound"]], found.ops.map(([op, was, is, b0, b1]) => [op, seconds(was), seconds(is), b0 === b1 ? b0 : `${b0} → ${b1}`])));
     page.dataset.step = String(b.step_s);
   }
