@@ -181,7 +181,8 @@ def summary(store: Store, tables: Tables, name: str) -> dict[str, Any]:
         return {
             **overview(row), "points": len(table), "chunks": len(table.chunks), "columns": list(row.columns),
             "axes": axes, "objectives": table.objectives(), "spec": row.spec, "readable": table.spec is not None,
-            "outcomes": [[(reason.words or [])[at], int(counts[at])] for at in np.argsort(-counts, kind="stable")[:200]],
+            "outcomes": [[(reason.words or [])[at], int(counts[at])]
+                         for at in np.argsort(-counts, kind="stable")[:200]],
         }  # fmt: skip
 
 
