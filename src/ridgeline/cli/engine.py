@@ -90,7 +90,11 @@ def _build(asked: Asked) -> None:
     model, args, kwargs = _model(source, asked)
     timings = json.loads(asked.timings.read_text(encoding="utf-8")) if asked.timings and asked.timings.is_file() else {}
     out = draw.console()
-    say = (lambda text: None) if asked.json else (lambda text: out.print(f"· {text}", style=draw.DIM))
+
+    def say(text: str) -> None:
+        if not asked.json:
+            out.print(f"· {text}", style=draw.DIM)
+
     budget = asked.error_budget
     if budget is None and asked.precisions:
         budget = max(BUDGETS[name] for name in asked.precisions)
@@ -193,7 +197,7 @@ def _run(asked: Asked) -> None:
         arrays: dict[str, Any] = {name: as_array(x) for name, x in found.items()}
         with asked.outputs.open("wb") as file:
             np.savez(file, **arrays)
-    told = {name: {"dtype": str(x.dtype).removeprefix("torch."), "shape": list(x.shape), "mean": _mean(x)}
+    told: dict[str, dict[str, Any]] = {name: {"dtype": str(x.dtype).removeprefix("torch."), "shape": list(x.shape), "mean": _mean(x)}
             for name, x in found.items()}  # fmt: skip
     lines = [f"{name}: {t['dtype']}[{', '.join(map(str, t['shape']))}], mean {t['mean']}" for name, t in told.items()]
     _say(asked, {"outputs": told, "notes": engine.notes}, "\n".join([*lines, *engine.notes]))

@@ -105,8 +105,10 @@ def _show(receipt: Mapping[str, Any], html: Path | None) -> None:
         out.print(Text(f"· {note}", style=draw.DIM))
     where = f"; page: {html}" if html else ""
     if receipt.get("cached"):
-        at = receipt.get("searched_at") or "an unknown date"
-        out.print(Text(f"from the cache: searched on {at}; --no-cache searches again{where}", style="bold yellow"))
+        searched = receipt.get("searched_at") or "an unknown date"
+        out.print(
+            Text(f"from the cache: searched on {searched}; --no-cache searches again{where}", style="bold yellow")
+        )
         return
     out.print(Text(f"searched {receipt['spent_s']:.1f} s of {receipt['budget_s']:.0f} s{where}", style=draw.DIM))
 
