@@ -197,8 +197,10 @@ def _run(asked: Asked) -> None:
         arrays: dict[str, Any] = {name: as_array(x) for name, x in found.items()}
         with asked.outputs.open("wb") as file:
             np.savez(file, **arrays)
-    told: dict[str, dict[str, Any]] = {name: {"dtype": str(x.dtype).removeprefix("torch."), "shape": list(x.shape), "mean": _mean(x)}
-            for name, x in found.items()}  # fmt: skip
+    told: dict[str, dict[str, Any]] = {
+        name: {"dtype": str(x.dtype).removeprefix("torch."), "shape": list(x.shape), "mean": _mean(x)}
+        for name, x in found.items()
+    }
     lines = [f"{name}: {t['dtype']}[{', '.join(map(str, t['shape']))}], mean {t['mean']}" for name, t in told.items()]
     _say(asked, {"outputs": told, "notes": engine.notes}, "\n".join([*lines, *engine.notes]))
 

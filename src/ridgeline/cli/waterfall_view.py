@@ -55,8 +55,8 @@ def show_waterfall(out: Console, found: Waterfall) -> None:
     room = min(48, max(24, out.width - numbers - 30))
     place = max(0, out.width - numbers - room - 2)
     for row in rows:
-        label = Text(clipped(str(row[0]), room), style="bold" if isinstance(row[0], Text) else "")
-        made.add_row(label, *row[1:4], clipped(str(row[4]), place))
+        head = Text(clipped(str(row[0]), room), style="bold" if isinstance(row[0], Text) else "")
+        made.add_row(head, *row[1:4], clipped(str(row[4]), place))
     out.print(made)
     notes = [*found.notes]
     if found.named_idle_frac < 0.995:
