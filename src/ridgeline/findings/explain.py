@@ -31,16 +31,15 @@ def findings_of(context: TraceContext, chosen: Iterable[Rule] | None = None) -> 
     """What to change, most valuable first; together they bring at most the step, as recorded where nobody timed one."""
     if not context.program.num_works or is_warm_up(context):
         return []
-    asked = [(rule, rule.detect(context)) for rule in (rules() if chosen is None else sorted(chosen, key=_order))]
+    asked = [
+        (rule, rule.detect(context))
+        for rule in (rules() if chosen is None else sorted(chosen, key=lambda rule: rule.order))
+    ]
     scored = [scored_of(context, rule, candidate) for rule, candidate in _budgeted(context, asked)]
     scored.sort(key=lambda found: -found.expected_s)
     told = _with_turns(context, _summed(context, scored), scored)
     step_ms = unrecorded_step_s(context) * 1e3
     return [clipped(finding, step_ms) for finding in with_alternatives(context, told, scored, asked)]
-
-
-def _order(rule: Rule) -> int:
-    return rule.order
 
 
 def _budgeted(context: TraceContext, asked: Sequence[tuple[Rule, Candidate | None]]) -> list[tuple[Rule, Candidate]]:

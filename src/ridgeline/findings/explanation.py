@@ -396,7 +396,8 @@ def verdict_of(context: TraceContext, findings: Sequence[Finding], whole: Mappin
         weighty = [finding for finding in findings[:2] if finding.later_ms >= least_ms] or findings[:1]
         named = [finding.cause.split(":")[0].split(" (")[0] for finding in weighty]
         share = min(1.0, together_ms(findings) / 1e3 / unrecorded_step_s(context))
-        causes = _capitalized(", and ".join(named))
+        causes = ", and ".join(named)
+        causes = causes[:1].upper() + causes[1:]
         missing = what_is_missing(context) if busy < 0.5 else ""
         return f"{causes}: {share:.0%} of the step can be won back.{_unsteady(context)}{' ' * bool(missing)}{missing}"
     lost = context.wiring.unexplained_s / context.window.duration_s
@@ -429,7 +430,3 @@ def _unsteady(context: TraceContext) -> str:
         f" The baseline is unsteady: a step took {timed_s * 1e3:.3g} ms without the profiler and "
         f"{(timed_s - over_s) * 1e3:.3g} ms with it, which every interval below is wider by; time it again."
     )
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]

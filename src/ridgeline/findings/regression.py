@@ -96,7 +96,10 @@ def runs_of(path: Path) -> list[Run]:
         raise FindingError(f"{path} does not exist: give a folder of traces, one a run, or a JSON file of step times")
     if path.is_file() and (listed := _listed(path)) is not None:
         return listed
-    runs = [Run(file.name, _steady(_step_times(read(file))), file) for file in trace_files(path)]
+    runs = [
+        Run(file.name, _steady([step.total_s for step in steps(read(file)) if step.total_s > 0]), file)
+        for file in trace_files(path)
+    ]
     empty = [run.name for run in runs if not run.steps_s]
     if empty:
         raise FindingError(f"no steps and no device work in {', '.join(empty[:3])}: nothing to compare")
@@ -127,10 +130,6 @@ def _listed(path: Path) -> list[Run] | None:
             "[[0.0201, 0.0199], [0.0203, 0.0200]], all above zero"
         )
     return None
-
-
-def _step_times(trace: Trace) -> list[float]:
-    return [step.total_s for step in steps(trace) if step.total_s > 0]
 
 
 def _steady(times_s: Sequence[float]) -> tuple[float, ...]:

@@ -13,19 +13,21 @@ from ridgeline.trace.intervals import difference
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.quality import COLD_NS
 
-COMPILES = (
-    r"_compile\.compile_inner|^(?!.*\.py\(\d+\)).*(compile_fx|dynamo_timed|entire_frame_compile|backend_compile)"
-    r"|^TorchDynamo\b.*compil|\bconvert_frame\.py\(\d+\): (_compile|compile_inner|_compile_inner)$"
-    r"|compile_fx\.py\(\d+\): \w*(compile_fx|fx_codegen_and_compile)\w*$"
-    r"|\btriton\W.*\.py\(\d+\): (compile|_do_compile|make_cubin)$|^triton\w*compile"
-)
-"""What runs while code is made. With a stack recorded, files of the compiler are around every call of what was compiled
-before (`eval_frame.py: compile_wrapper`, Triton's `launch_metadata`, `compile_fx.py: run`)."""
-
 
 def compiling_spans(context: TraceContext) -> Index:
     """Spans in which code is made."""
-    return context.host_spans(COMPILES, Kind.ANNOTATION, Kind.OP, Kind.PYTHON, Kind.OTHER)
+    # What runs while code is made. With a stack recorded, files of the compiler are around every call of what was
+    # compiled before (`eval_frame.py: compile_wrapper`, Triton's `launch_metadata`, `compile_fx.py: run`).
+    return context.host_spans(
+        r"_compile\.compile_inner|^(?!.*\.py\(\d+\)).*(compile_fx|dynamo_timed|entire_frame_compile|backend_compile)"
+        r"|^TorchDynamo\b.*compil|\bconvert_frame\.py\(\d+\): (_compile|compile_inner|_compile_inner)$"
+        r"|compile_fx\.py\(\d+\): \w*(compile_fx|fx_codegen_and_compile)\w*$"
+        r"|\btriton\W.*\.py\(\d+\): (compile|_do_compile|make_cubin)$|^triton\w*compile",
+        Kind.ANNOTATION,
+        Kind.OP,
+        Kind.PYTHON,
+        Kind.OTHER,
+    )
 
 
 @derived

@@ -11,8 +11,6 @@ from ridgeline.findings.replay.replay import Index, Mask
 from ridgeline.trace.intervals import Intervals, covered_within, union
 from ridgeline.trace.kind import Kind
 
-LOADER = r"dataloader.*(__next__|next)|_next_data|data_?loading|fetch_batch|DataPipe"
-
 
 @derived
 def launching_time(context: TraceContext) -> Intervals:
@@ -60,7 +58,13 @@ def _handed_over(context: TraceContext) -> Mask:
 def loading_spans(context: TraceContext) -> Index:
     """Spans of the launching threads in which a batch is fetched."""
     spans = np.union1d(
-        context.of_kind(Kind.DATALOADER), context.host_spans(LOADER, Kind.ANNOTATION, Kind.OP, Kind.PYTHON)
+        context.of_kind(Kind.DATALOADER),
+        context.host_spans(
+            r"dataloader.*(__next__|next)|_next_data|data_?loading|fetch_batch|DataPipe",
+            Kind.ANNOTATION,
+            Kind.OP,
+            Kind.PYTHON,
+        ),
     )
     return spans[np.isin(context.trace.thread[spans], main_threads(context))]
 

@@ -14,8 +14,6 @@ from ridgeline.findings.replay.replay import Index
 
 VALUE_BYTES, LEAST_BYTES = 4096, 64e6
 """Of a tensor, and of all of a step, at least."""
-NUM, RETURNED_FRAC = 6, 0.9
-"""Tensors of a round that come back, at least, and of those how many are seen to go."""
 
 
 def kept_for_later(context: TraceContext) -> Index:
@@ -29,7 +27,8 @@ def kept_for_later(context: TraceContext) -> Index:
     both = np.intersect1d(sizes[0][sizes[0] >= VALUE_BYTES], sizes[1])
     moved = float(sizes[1][np.isin(sizes[1], both)].sum()) / context.num_steps
     away, back = away[np.isin(sizes[0], both)], back[np.isin(sizes[1], both)]
-    few = len(back) < NUM * num_rounds(context) or len(away) < RETURNED_FRAC * len(back) or moved < LEAST_BYTES
+    # Tensors of a round that come back, at least, and of those how many are seen to go.
+    few = len(back) < 6 * num_rounds(context) or len(away) < 0.9 * len(back) or moved < LEAST_BYTES
     # Of the memory, what the peak may take for activations to have room beside it.
     full = (memory_frac(context) or 0.0) > 0.5
     return away[:0] if few or full else np.sort(np.concatenate((away, back)))

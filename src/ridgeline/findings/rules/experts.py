@@ -18,8 +18,6 @@ from ridgeline.findings.replay.fix import Fix, joined
 from ridgeline.trace.intervals import covered_within, union
 from ridgeline.trace.kind import Kind
 
-SCATTERS = r"^aten::(index_add|index_put|_index_put_impl|scatter_add|index_copy|scatter)_?$"
-
 
 def over_experts(context: TraceContext) -> Candidate | None:
     """Four turns in a row at least, each with products by weights of the same sizes as the one before."""
@@ -75,7 +73,7 @@ def _runs(context: TraceContext) -> Iterator[list[tuple[int, int]]]:
         for pattern in (
             r"^aten::(index|index_select|gather|nonzero|where|masked_select)$",
             r"^aten::(linear|matmul|mm|addmm|bmm|einsum)$",
-            SCATTERS,
+            r"^aten::(index_add|index_put|_index_put_impl|scatter_add|index_copy|scatter)_?$",
         )
     )
     run, rows, before = list[tuple[int, int]](), set[tuple[int, ...]](), -1

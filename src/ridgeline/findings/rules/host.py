@@ -40,7 +40,6 @@ from ridgeline.trace.quality import COLD_NS
 from ridgeline.units import show_ms
 
 REGION = r"Torch-Compiled Region"
-RECORDED = ("how fast the host is unrecorded: taken from what such recordings usually cost; time a step without one",)
 MORE_WORKERS = (
     "raise num_workers and prefetch_factor, move decoding or augmentation to the GPU, or cache decoded samples"
 )
@@ -50,7 +49,6 @@ RECORDED_GC_FRAC = 0.7
 """Of a collection's recorded time, what may be the recording's where nobody timed a step: 22 ms were 8 without."""
 RECORDED_FRAC = 0.35
 """The same of a step that nobody timed without the recording: some of its launching time is the recording itself."""
-GIVES_BACK = ("cudaFree", "hipFree", "cuMemUnmap", "cuMemRelease", "cuMemFree", "cudaFreeHost")
 MERGED_FRAC = 0.5
 """Of the memory: two batches at once need about twice what is held at the peak."""
 
@@ -164,7 +162,10 @@ def garbage_collection(context: TraceContext) -> Candidate | None:
 def allocator(context: TraceContext) -> Candidate | None:
     mask = runtime_named(context.trace, ALLOCATES, NOT_ALLOCATING)
     spans = inside_window(context, np.flatnonzero(mask))
-    spans = spans[np.isin(context.trace.thread[spans], _launching_threads(context))]
+    # Of threads that launch kernels: one that only pins batches takes memory until there is some for every batch in
+    # flight, and then no more.
+    launches = context.trace.launch[context.rows[context.work_kind == int(Kind.KERNEL)]]
+    spans = spans[np.isin(context.trace.thread[spans], context.trace.thread[launches[launches >= 0]])]
     calls = np.flatnonzero(np.isin(context.wiring.call_rows, spans))
     if not len(calls) or not recurs(context, context.time_of(spans)) or not _gives_back(context, spans):
         return None
@@ -191,17 +192,14 @@ def allocator(context: TraceContext) -> Candidate | None:
 
 def _gives_back(context: TraceContext, spans: Index) -> bool:
     """Whether memory is given back as well as taken."""
-    given = runtime_named(context.trace, GIVES_BACK, NOT_ALLOCATING)[spans]
+    given = runtime_named(
+        context.trace,
+        ("cudaFree", "hipFree", "cuMemUnmap", "cuMemRelease", "cuMemFree", "cudaFreeHost"),
+        NOT_ALLOCATING,
+    )[spans]
     # Of the calls that take memory: all of them in four recordings of emptied caches. One that only takes has not yet
     # grown to its size, which passes by itself (95 and 16 calls in two programs that were well).
     return float(given.sum()) >= 0.1 * float((~given).sum())
-
-
-def _launching_threads(context: TraceContext) -> Index:
-    """Threads that launch kernels. One that only pins batches takes memory until there is some for every batch in
-    flight, and then no more."""
-    launches = context.trace.launch[context.rows[context.work_kind == int(Kind.KERNEL)]]
-    return np.asarray(np.unique(context.trace.thread[launches[launches >= 0]]), dtype=np.int64)
 
 
 def perhaps_graph_breaks(context: TraceContext) -> Candidate | None:
@@ -342,7 +340,11 @@ def launch_bound(context: TraceContext) -> Candidate | None:
         ),
         evidence=kernel_evidence(context, kernels),
         spans=tuple(context.rows[kernels[:200]].tolist()),
-        unchecked=() if context.is_timed or not len(context.of_kind(Kind.RUNTIME)) else RECORDED,
+        unchecked=()
+        if context.is_timed or not len(context.of_kind(Kind.RUNTIME))
+        else (
+            "how fast the host is unrecorded: taken from what such recordings usually cost; time a step without one",
+        ),
         least_frac=GENERAL_FRAC,
         # Of the step, what a graph must bring at worst: hosts of one kind differ by as much (40.5 and 34.1 ms for the
         # same program on two of them, 6 % promised at worst on the first and nothing to be had on the second), and
@@ -384,7 +386,9 @@ def _is_small(context: TraceContext) -> bool:
 def host_code(context: TraceContext) -> Candidate | None:
     """Long stretches in which the host neither launches nor waits, and no other rule knows why. An op that now and then
     takes many times as long as it does is the machine's, not the program's."""
-    time = _without(elsewhere_time(context), context.time_of(unusual_spans(context, _of_launching(context))))
+    time, stalled = elsewhere_time(context), context.time_of(unusual_spans(context, _of_launching(context)))
+    kept = covered_within(stalled, time.start, time.end) < 0.5 * (time.end - time.start)
+    time = Intervals(time.start[kept], time.end[kept])
     if not recurs(context, time):
         return None
     per_step_s = time.total / 1e9 / context.num_steps
@@ -549,9 +553,3 @@ def _of_launching(context: TraceContext) -> Index:
     """Ops and calls of the threads that launch."""
     ops = context.of_kind(Kind.OP, Kind.RUNTIME)
     return ops[np.isin(context.trace.thread[ops], main_threads(context))]
-
-
-def _without(time: Intervals, stalled: Intervals) -> Intervals:
-    """The stretches that stalls do not fill by half."""
-    kept = covered_within(stalled, time.start, time.end) < 0.5 * (time.end - time.start)
-    return Intervals(time.start[kept], time.end[kept])

@@ -34,15 +34,12 @@ NHWC_SUMS = (1.0, 3.3)
 a network without norms on an H200)."""
 STRIDES, BESIDE = r"at::native::elementwise_kernel<", 3
 """The kernel that walks strides, and how many kernels away from a convolution one may be its own."""
-WALKS_PLANES = r"^aten::(instance_norm|reflection_pad2d|replication_pad2d|pixel_shuffle|pixel_unshuffle|grid_sampler)$"
-"""Ops over pictures that bring their input back to NCHW, or whose output is there."""
 NO_PRODUCT = r"splitkreduce|reduce_1block|c1_k1|depthwise|grouped_direct|gemv|dot_kernel|trsm_batch"
 """Sums after products, convolutions of single channels, products with a vector and triangular solves, which wait for
 memory: Tensor Cores do nothing for them."""
 SHORTEST_S, SHORT_S = 2.5e-6, 12e-6
 """No product takes less than the first, on Tensor Cores or not; below the second they may gain nothing (0.15 of 0.35 ms
 in products of 4 to 11 µs on an H200)."""
-RECENT = r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0"
 
 
 def _has_tensor_cores(context: TraceContext) -> bool:
@@ -53,7 +50,7 @@ def _has_tensor_cores(context: TraceContext) -> bool:
             "maxwell",
             "kepler",
         )
-    return bool(context.named(RECENT).any())
+    return bool(context.named(r"volta|turing|ampere|hopper|sm7[05]|sm8[069]|sm90|sm100|cutlass_[789]0").any())
 
 
 def _speedup(context: TraceContext, dtype: str, otherwise: float) -> float:
@@ -469,12 +466,9 @@ def _over_volumes(context: TraceContext, works: Index) -> Mask:
     """Whether each is of a convolution over three dims of space or time."""
     trace, ops = context.trace, shaped_ops(context.trace, context.rows[works])
     shapes = trace.optional("shapes")
-    known = {op: _num_dims(trace.words[int(shapes[op])]) == 5 for op in np.unique(ops[ops >= 0]).tolist()}
+    given = {op: filter(is_shape, parsed(trace.words[int(shapes[op])])) for op in np.unique(ops[ops >= 0]).tolist()}
+    known = {op: max(map(len, found), default=0) == 5 for op, found in given.items()}
     return np.array([known.get(op, False) for op in ops.tolist()], dtype=bool)
-
-
-def _num_dims(shapes: str) -> int:
-    return max((len(shape) for shape in parsed(shapes) if is_shape(shape)), default=0)
 
 
 def _is_channels_last(context: TraceContext) -> bool:
@@ -500,7 +494,13 @@ def _between_group_norms(context: TraceContext) -> bool:
 def _between_planes(context: TraceContext) -> bool:
     """At least one op for every two convolutions of a forward pass that walks planes whatever layout it is given:
     somebody transposes before and after it all the same."""
-    walks = len(context.host_spans(WALKS_PLANES, Kind.OP))
+    # Ops over pictures that bring their input back to NCHW, or whose output is there.
+    walks = len(
+        context.host_spans(
+            r"^aten::(instance_norm|reflection_pad2d|replication_pad2d|pixel_shuffle|pixel_unshuffle|grid_sampler)$",
+            Kind.OP,
+        )
+    )
     return walks > 0 and 2 * walks >= _num_forward(context)
 
 

@@ -318,7 +318,9 @@ def synchronization(context: TraceContext) -> Candidate | None:
 
 
 def _value_read(context: TraceContext) -> Candidate | None:
-    held = _ops_that_upload(context)
+    # Ops that read a tensor back and wait for uploads as well, as a CTC loss does with its lengths: without the read
+    # they wait all the same, and what they read is theirs, not the program's.
+    held = {_outermost(context, wait) for wait in host_waits(context) if _is_upload(wait)} - {NO_OP}
     reads = [wait for wait in host_waits(context) if _is_read(wait) and not _is_upload(wait)]
     kept = set(kept_for_later(context).tolist())  # nobody reads those
     # Whether so much comes back through pageable memory that the copy is what is waited for.
@@ -374,12 +376,6 @@ def _reads_by_itself(context: TraceContext, op: int) -> bool:
     """Whether an op looks at a value in order to do what it does: solvers at their errors, suppression of boxes at its
     mask. Nothing that the program keeps elsewhere spares it that."""
     return op != NO_OP and bool(context.words_like(OWN_READS)[context.trace.name[op]])
-
-
-def _ops_that_upload(context: TraceContext) -> set[int]:
-    """Ops that read a tensor back and wait for uploads as well, as a CTC loss does with its lengths: without the read
-    they wait all the same, and what they read is theirs, not the program's."""
-    return {_outermost(context, wait) for wait in host_waits(context) if _is_upload(wait)} - {NO_OP}
 
 
 def _synchronize(context: TraceContext) -> Candidate | None:
