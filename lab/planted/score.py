@@ -57,7 +57,6 @@ REMEDIES: Mapping[str, str] = {
     "synchronous logging": "every N steps",
     "unfused optimizer": "fused=True for an update",
     "small batch": "a larger batch",
-    "cpu contention": "a worker process",
 }
 """Advice that removes a cause: a finding of another rule that gives it names the cause as well."""
 GENERAL = ("launch-bound", "host-code")

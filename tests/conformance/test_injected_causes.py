@@ -162,8 +162,8 @@ PLAIN_CAUSES = [
     for case in injected_cases(suite_folder(suite))
     if (file := suite_folder(suite) / f"{case.name}.planted-plain.json.xz").exists()
 ]
-MISSED_PLAINLY = {"centers_moved_on_host"}
-"""Named, but the interval does not hold the gain."""
+MISSED_PLAINLY = {"centers_moved_on_host", "worlds_moved_eagerly"}
+"""Named, but the interval does not hold the gain: of the second 3.6 to 23.7 ms are promised, and 26.2 were realized."""
 
 
 @pytest.mark.parametrize(("case", "file"), PLAIN_CAUSES, ids=lambda value: getattr(value, "name", "")[:40])
