@@ -62,7 +62,7 @@ def test_a_model_that_cannot_be_called_is_the_scripts_mistake(tmp_path, capsys):
     (tmp_path / "m.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(3, 3)\n")
     assert run(["optimize", f"{tmp_path / 'm.py'}:make", "--budget-s", "5"]) == 2
     said = capsys.readouterr().err
-    assert "the model fails on the inputs" in said and "return (model, args, kwargs)" in said
+    assert "Linear.forward(input) cannot be called" in said and "returns (model, args, kwargs)" in said
     assert len([line for line in said.splitlines() if line.startswith("error:")]) == 1
 
 
