@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
+from ridgeline.store.store import Store
 from ridgeline.web.dash.app import application
 from tests.unit.web.conftest import HOSTILE
 
@@ -104,6 +105,21 @@ def test_scatter_lines_and_table_share_their_limits(page, base):
         page.click("text=full report")
     opened.value.wait_for_selector("html[data-ready=yes]")
     assert opened.value.evaluate("window.origin") == "null"  # a sandbox: it has no rights of ours
+
+
+def test_a_running_study_grows_on_the_page(page, base, kept):
+    with Store(kept) as store:
+        whole = store.study("chips")
+        (_, columns), *_ = store.chunks(whole.id)
+        half = len(columns["reason"]) // 2
+        row = store.add_study("live", whole.spec, "c", whole.columns, num_chunks=2, num_points=2 * half)
+        store.add_chunk(row.id, 0, {name: values[:half] for name, values in columns.items()})
+        _open(page, f"{base}/#/study/live")
+        assert page.locator("[role=progressbar]").get_attribute("aria-valuenow") == "50"
+        store.add_chunk(row.id, 1, {name: values[half : 2 * half] for name, values in columns.items()})
+        store.set_state(row.id, "done")
+        page.wait_for_function("is => document.querySelector('h2 .dim').textContent.includes(is)", arg=f"of {2 * half}")
+        assert page.locator("[role=progressbar]").count() == 0
 
 
 def test_charts_are_saved_as_png_svg_and_csv(page, base):

@@ -62,7 +62,7 @@ let moved = [];  // [axis, factor] of the sliders that are not at 1×, the last 
 function outcome() {
   const found = moved.length ? VALUES.get(key([...moved].sort((a, b) => a[0] - b[0]))) : [T.expected_s, T.busy_s, T.energy_j, T.usd];
   const words = moved.flatMap(([axis, factor]) => AXES[axis][2].map((word) => `${word}=${factor}x`)).join(" ");
-  $("command").textContent = words ? `--on "${D.title.device} ${words}"` : "";
+  $("command").textContent = words ? `--on "${D.title.device}${D.title.device.includes("=") ? ";" : ""} ${words}"` : "";
   if (!found) { $("outcome").replaceChildren(el("p", { class: "dim", text: "No such device can be: its numbers contradict each other." })); return; }
   const [wall, busy, energy, money] = found;
   const rows = [

@@ -83,7 +83,7 @@ export function scale({ low, high, log }, from, to) {
 }
 export function axes(pen, w, h, X, Y, box, xName, yName, spoken) {
   const line = color("--line"), dim = color("--dim"), word = (name, v, words) => words ? (Number.isInteger(v) ? words[v] || "" : "") : shown(name, v);
-  for (const v of X.ticks(Math.max(3, w / 130))) { pen.line([[X(v), box.t], [X(v), h - box.b]], line); pen.text(X(v), h - box.b + 16, word(xName, v, spoken[0]), dim, "middle"); }
+  for (const v of X.ticks(Math.max(2, w / 170))) { pen.line([[X(v), box.t], [X(v), h - box.b]], line); pen.text(X(v), h - box.b + 16, word(xName, v, spoken[0]), dim, "middle"); }
   for (const v of Y.ticks(6)) { pen.line([[box.l, Y(v)], [w - box.r, Y(v)]], line); pen.text(box.l - 6, Y(v) + 4, word(yName, v, spoken[1]), dim, "end"); }
   pen.text((box.l + w - box.r) / 2, h - 6, xName, dim, "middle");
   pen.text(13, (box.t + h - box.b) / 2, yName, dim, "middle", -Math.PI / 2);

@@ -38,7 +38,7 @@ export async function historyPage(page, _, query) {
     }, [runs.map((_, i) => i), values, level], plot);
     drawn.root.querySelector("canvas").setAttribute("aria-label", `${found.metric} over ${runs.length} runs`);
   };
-  const moved = found.levels.length > 1 ? `${found.regressed ? "REGRESSED" : "changed"}: ${(100 * (found.change - 1)).toFixed(1)} % at the last of ${found.levels.length - 1} changes` : "no change beyond the noise";
+  const moved = found.levels.length > 1 ? `${found.regressed ? "REGRESSED" : "changed"}: ${(100 * (found.change - 1)).toFixed(1)} % at the last of ${found.levels.length - 1} change${found.levels.length > 2 ? "s" : ""}` : "no change beyond the noise";
   const noise = runs.length > 3 ? `a run scatters by ${(100 * found.noise_frac).toPrecision(2)} %` : "too few runs to know their noise";
   const pick = new Set(), compare = el("button", { type: "button", text: "compare two", disabled: true, onclick: () => { const [a, b] = [...pick]; location.hash = `#/compare?${new URLSearchParams({ a: `run:${a}`, b: `run:${b}` })}`; } });
   const rows = runs.map((r, at) => el("tr", { class: starts.has(at) ? "on" : null }, el("td", {}, el("input", { type: "checkbox", "aria-label": `choose run ${r.id.slice(0, 10)}`, onchange: (e) => { e.target.checked ? pick.add(r.id) : pick.delete(r.id); compare.disabled = pick.size !== 2; } })),
