@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 import secrets
 import socket
@@ -221,7 +222,8 @@ def serve(url: str | None, host: str, port: int, token: str, say: Callable[[str]
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
-        raise InputError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from error
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error
+        raise InputError(f"cannot listen on {host}:{port}: {why}; choose another --port or --host") from error
     with listening:
         number = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
