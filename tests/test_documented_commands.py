@@ -26,6 +26,8 @@ ELSEWHERE = {
     "kernels tune": "needs a GPU",
     "kernels pack": "compiles for half an hour",
     "calibrate": "needs a GPU",
+    "explain profiler_output/ --watch": "waits for a running job",
+    "dash": "serves until it is interrupted",
     "compare 3fa9c1": "a run of somebody's store",
     "store tag": "a run of somebody's store",
     "llm train run.toml": "settings of a run",
@@ -78,9 +80,9 @@ COMMANDS = list(commands())
 
 
 def _trace(scale: float) -> dict[str, Any]:
-    """A short Kineto trace: ten steps, each a kernel that its launch precedes."""
+    """A short Kineto trace: sixteen steps, each a kernel that its launch precedes."""
     events: list[dict[str, Any]] = []
-    for step in range(10):
+    for step in range(16):
         begin = step * 1000.0
         common = {"pid": 1, "ph": "X"}
         events += [

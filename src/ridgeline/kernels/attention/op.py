@@ -63,7 +63,7 @@ def _attention(
     width = value.shape[-1]
     if max(query.shape[-1], width) > MAX_HEAD_DIM:  # no kernel holds such rows: PyTorch's own ops
         return ATTENTION.composed(query, key, value, *rest)  # type: ignore[no-any-return]
-    found: Tensor = ATTENTION(*(_padded(x) for x in (query, key, value)), *rest)
+    found: Tensor = ATTENTION(*_padded(query, key, value), *rest)
     return found[..., :width] if width % 8 else found
 
 
@@ -92,14 +92,16 @@ def varlen_attention(
     left, right = window or (-1, -1)
     rest = (max_seqlen_q, max_seqlen_k, is_causal, scale, sinks, left, right, softcap, deterministic)
     width = value.shape[-1]
-    padded = (_padded(x) for x in (query, key, value))
-    found: Tensor = VARLEN_ATTENTION(*padded, cu_seqlens_q, cu_seqlens_k, *rest)
+    found: Tensor = VARLEN_ATTENTION(*_padded(query, key, value), cu_seqlens_q, cu_seqlens_k, *rest)
     return found[..., :width] if width % 8 else found
 
 
-def _padded(x: Tensor) -> Tensor:
-    """Zeros up to the next multiple of eight columns, which is what the kernels load; they change no score."""
-    return torch.nn.functional.pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x
+def _padded(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    """With zeros up to the next multiple of eight columns, which is what the kernels load; they change no score."""
+    if query.shape[-1] != key.shape[-1]:  # an error that the primitive tells of
+        return query, key, value
+    pad = torch.nn.functional.pad
+    return tuple(pad(x, (0, -x.shape[-1] % 8)) if x.shape[-1] % 8 else x for x in (query, key, value))
 
 
 def _forward(
