@@ -235,7 +235,8 @@ def _lengths_reason(query: Tensor, lengths: Tensor | None) -> str | None:
 def _cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **kwargs: Any) -> dict[str, float]:
     """Every key of every sequence; keys and values are read once."""
     query, keys = inputs[:2]
-    return {"flops": 4.0 * query.numel * keys.shape[2]}
+    flops = 4.0 * query.numel * keys.shape[2]
+    return {"flops": flops, "matrix_flops": flops}
 
 
 def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:

@@ -441,7 +441,7 @@ def _cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **kwargs: Any) -> d
     pairs = query.shape[0] * query.shape[1] * longest
     cache_bytes = query.shape[0] * longest * cache.shape[2] * (cache.num_bytes // max(1, cache.numel))
     flops = 2.0 * pairs * (query.shape[2] + outputs[0].shape[2])
-    return {"flops": flops, "read_bytes": cache_bytes + query.num_bytes}
+    return {"flops": flops, "matrix_flops": flops, "read_bytes": cache_bytes + query.num_bytes}
 
 
 def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:

@@ -393,7 +393,8 @@ def _cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **kwargs: Any) -> d
     longest = table.shape[1] * keys.shape[1]
     pairs = query.shape[0] * query.shape[1] * longest
     cache_bytes = 2 * query.shape[0] * longest * keys.shape[2] * keys.shape[3] * (keys.num_bytes // max(1, keys.numel))
-    return {"flops": 4.0 * pairs * query.shape[2], "read_bytes": cache_bytes + query.num_bytes}
+    flops = 4.0 * pairs * query.shape[2]
+    return {"flops": flops, "matrix_flops": flops, "read_bytes": cache_bytes + query.num_bytes}
 
 
 def _make(of: Case, on: torch.device, generator: torch.Generator) -> tuple[Any, ...]:
