@@ -31,6 +31,8 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "and": np.logical_and, "or": np.logical_or,
 }  # fmt: skip
+_LEVELS = {"or": 0, "and": 1, "not": 2, **dict.fromkeys(_COMPARISONS, 3), "+": 4, "-": 4, "*": 5, "/": 5}
+"""How strongly an operator binds."""
 MAX_LENGTH = 1000
 
 
@@ -200,9 +202,13 @@ def text_of(tree: Tree) -> str:
     if kind == "name":
         return str(tree[1])
     if kind == "not":
-        return f"not {text_of(tree[1])}"
+        return f"not {_side(tree[1], _LEVELS['not'])}"
     if kind == "call":
         return f"{tree[1]}({', '.join(text_of(part) for part in tree[2:])})"
-    sides = [f"({text_of(part)})" if part[0] in ("or", "+", "-") and kind != part[0] else text_of(part)
-             for part in tree[1:]]  # fmt: skip
-    return f"{sides[0]} {kind} {sides[1]}"
+    level = _LEVELS[kind]
+    return f"{_side(tree[1], level + (kind in _COMPARISONS))} {kind} {_side(tree[2], level + 1)}"
+
+
+def _side(tree: Tree, level: int) -> str:
+    """An operand, in parentheses where it binds less than ``level``: operators of one level are read from the left."""
+    return text_of(tree) if _LEVELS.get(tree[0], level) >= level else f"({text_of(tree)})"

@@ -20,6 +20,8 @@ COLUMNS = {"a": np.array([1.0, 2.0, 3.0]), "b": np.array([3.0, 2.0, 1.0]), "word
         ("a < b", [1, 0, 0]), ("a < b or a > b and b < 2", [1, 0, 1]), ("not a < b", [0, 1, 1]),
         ("a <= 2000m", [1, 1, 0]), ("a > 150%", [0, 1, 1]), ("min(a, 2) / 2", [0.5, 1, 1]), ("a*1k", [1e3, 2e3, 3e3]),
         ("word == 'x'", [1, 0, 1]), ("a - b - 1", [-3, -1, 1]), ("max(a, b) >= 40ms", [1, 1, 1]),
+        ("a != b", [1, 0, 1]), ("a >= b", [0, 1, 1]), ("a == b", [0, 1, 0]), ("a > b", [0, 0, 1]),
+        ("a <= 150%", [1, 0, 0]), ("abs(a - 2)", [1, 0, 1]), ("sqrt(a * a)", [1, 2, 3]),
     ],
 )  # fmt: skip
 def test_an_expression_means_what_it_says(text, expected):
@@ -52,3 +54,21 @@ def test_any_text_is_read_or_refused(text):
     except RidgelineError:
         return
     assert parse(text_of(tree.tree)).tree == parse(text_of(parse(text_of(tree.tree)).tree)).tree
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a - (b - 1)", "a - b - 1", "a * (b - 1)", "a / (b * 2) - 1", "a / b * 2", "(0 - a) * b", "-a * b", "-(a - b)",
+        "not (a < b or b < 2)", "not a < b or b < 2", "(a < b or b < 2) and a > 2", "a < b or b < 2 and a > 2",
+        "(a < b) == (b < 2)", "min(a - 1, b) - (a - b)", "(not a < b) + 1", "word == 'x' and not (a < 2 and b < 2)",
+    ],
+)  # fmt: skip
+def test_an_expression_written_out_again_means_the_same(text):
+    first = parse(text)
+    again = parse(text_of(first.tree))
+    assert np.array_equal(first.value(COLUMNS), again.value(COLUMNS)), text_of(first.tree)
+
+
+def test_a_logarithm_is_the_natural_one():
+    assert parse("log(a)").value({"a": np.array([1.0, np.e])}).tolist() == [0.0, 1.0]
