@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from stage import Stage, healthy
@@ -9,7 +11,7 @@ from stage import Stage, healthy
 from ridgeline.findings.context.gains import edit_for, recorded_schedule, step_after_s
 from ridgeline.findings.context.kernels import copies_of_memory
 from ridgeline.findings.context.waits import host_waits
-from ridgeline.findings.replay.replay import edited, run
+from ridgeline.findings.replay.replay import NONE, Program, edited, no_edit, run
 from ridgeline.trace import Kind
 
 
@@ -97,3 +99,47 @@ def test_work_of_another_stream_that_was_waited_for_is_found():
     context = stage.context()
     assert (context.program.depends_on >= 0).sum() == 1
     assert context.wiring.unexplained_s == 0.0
+
+
+def _two_streams() -> Program:
+    """Two launches, the second on another stream behind the first; then a call that waits for it."""
+    def index(*values: int) -> np.ndarray:
+        return np.array(values, dtype=np.int64)
+
+    return Program(
+        after=index(NONE, 0, 1), gap_s=np.array([0.0, 1.0, 1.0]), own_s=np.array([1.0, 1.0, 1.0]),
+        waits_for=index(NONE, NONE, 1), return_s=np.array([0.0, 0.0, 0.5]), call=index(0, 1), stream=index(0, 1),
+        latency_s=np.array([2.0, 2.0]), stream_gap_s=np.array([0.0, 0.0]), depends_on=index(NONE, 0),
+        depend_gap_s=np.array([0.0, 0.25]), duration_s=np.array([10.0, 5.0]),
+    )  # fmt: skip
+
+
+def test_gaps_behind_another_stream_and_after_a_wait_are_kept():
+    made = run(_two_streams())
+    assert made.call_start_s.tolist() == [0.0, 2.0, 4.0]
+    assert made.work_start_s.tolist() == [2.0, 12.25]
+    assert made.call_end_s.tolist() == [1.0, 3.0, 17.75]
+
+
+def test_time_cut_between_calls_and_inside_them_is_told_apart_and_never_below_nothing():
+    program = _two_streams()
+    before = replace(no_edit(program), cut_before=np.array([0.0, 0.5, 2.0]))
+    inside = replace(no_edit(program), cut_inside=np.array([0.25, 2.0, 0.0]))
+    made = edited(program, before | inside)
+    assert made.gap_s.tolist() == [0.0, 0.5, 0.0]
+    assert made.own_s.tolist() == [0.75, 0.0, 1.0]
+
+
+def test_two_changes_of_the_same_work_multiply():
+    program = _two_streams()
+    half = replace(no_edit(program), scale=np.array([0.5, 1.0]))
+    assert edited(program, half | half).duration_s.tolist() == [2.5, 5.0]
+
+
+def test_work_that_is_gone_leaves_no_gap_on_its_stream():
+    program = replace(_two_streams(), stream_gap_s=np.array([0.0, 3.0]))
+    gone = replace(no_edit(program), scale=np.array([1.0, 0.0]))
+    assert edited(program, gone).stream_gap_s.tolist() == [0.0, 0.0]
+    closed = replace(no_edit(program), closed=np.array([False, True]))
+    assert edited(program, closed).stream_gap_s.tolist() == [0.0, 0.0]
+    assert edited(program, closed).latency_s.tolist() == [2.0, 0.0]

@@ -122,3 +122,20 @@ def test_changing_nothing_returns_the_device_itself() -> None:
 def test_impossible_changes_are_refused(text: str, complaint: str) -> None:
     with pytest.raises(HardwareError, match=complaint):
         device(text)
+
+
+def test_a_faster_clock_raises_the_base_clock_too() -> None:
+    assert H200.override(clock="1.5x").base_hz == pytest.approx(1.5 * H200.base_hz)
+    assert H200.override(clock="1.5x", base_clock="1.2GHz").base_hz == 1.2e9
+
+
+def test_a_multiple_of_a_count_is_rounded_to_at_least_one() -> None:
+    assert H200.override(sms="0.001x").num_cores == 1
+    assert H200.override(sms="0.51x").num_cores == 67
+
+
+def test_limits_that_meet_are_refused() -> None:
+    with pytest.raises(HardwareError, match="must be below TDP"):
+        H200.override(idle="200W", tdp="200W")
+    with pytest.raises(HardwareError, match="more than the whole memory"):
+        H200.override(l2="1GB", memory="1GB")

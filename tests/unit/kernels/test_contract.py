@@ -460,3 +460,36 @@ def test_rotary_tables_slow_down_long_waves_only_as_their_scaling_says(kind):
     assert slow.item() == pytest.approx(1.0 if kind == "none" else 0.25, rel=0.02)
     with pytest.raises(KernelError, match="rope_type"):
         kernels.rope_tables(torch.arange(4), 8, scaling={"rope_type": "spiral"})
+
+
+def test_an_offset_reaches_every_form_of_the_norm_and_its_gradient():
+    """Against a weight that has the offset in it: forward, with a residual, normalized behind a product, backward."""
+    x, h, w, dy = drawn(4, 16), drawn(4, 16), drawn(16), drawn(4, 16)
+    for found, meant in zip(kernels.add_rms_norm(x, h, w, 1e-6, offset=1.0),
+                            kernels.add_rms_norm(x, h, w + 1, 1e-6), strict=True):  # fmt: skip
+        torch.testing.assert_close(found, meant)
+    torch.testing.assert_close(kernels.linear(x, h, norm_weight=w, eps=1e-6, offset=1.0),
+                               kernels.linear(x, h, norm_weight=w + 1, eps=1e-6))  # fmt: skip
+    grads = []
+    for weight, offset in ((w, 1.0), (w + 1, 0.0)):
+        leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        grads.append(torch.autograd.grad(kernels.rms_norm(*leaves, 1e-6, offset=offset), leaves, dy))
+    for found, meant in zip(*grads, strict=True):
+        torch.testing.assert_close(found, meant)
+
+
+def test_softmax_of_a_row_that_is_all_minus_infinity_is_that_of_pytorch():
+    x = drawn(4, 16)
+    x[1], x[2, :15] = float("-inf"), float("-inf")
+    found = kernels.softmax(x)
+    assert bool(found[1].isnan().all()), "as in PyTorch: there is no distribution over nothing"
+    torch.testing.assert_close(found, torch.softmax(x, -1), equal_nan=True)
+    assert found[2].tolist() == [0.0] * 15 + [1.0]
+
+
+def test_a_query_that_sees_no_key_attends_to_nothing_and_has_no_gradient():
+    q, k, v = (drawn(1, 2, 5, 16).requires_grad_() for _ in range(3))
+    seen = torch.tensor([[False] * 5])
+    out = kernels.attention(q, k, v, key_mask=seen)
+    grads = torch.autograd.grad(out.sum(), (q, k, v))
+    assert all(bool((t == 0).all()) for t in (out, *grads))

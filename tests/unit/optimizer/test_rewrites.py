@@ -198,3 +198,16 @@ def test_attention_that_drops_weights_is_computed_once_after_its_mask_is_gone() 
     torch.compile(Causal(), backend=keep)(torch.randn(2, 2, 8, 16, requires_grad=True))
     calls = [node for node in found[0].graph.nodes if "attention" in str(node.target)]
     assert len(calls) == 1 and calls[0].kwargs["is_causal"] and calls[0].kwargs["dropout_p"] == 0.1
+
+
+def test_a_norm_that_adds_one_to_its_weight_still_does_behind_a_residual() -> None:
+    def forward(self: Any, x: Any, h: Any) -> Any:
+        total = x + h
+        return total, total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + self.weight)
+
+    model, report = spellings.Of(forward, weight=torch.randn(48) * 0.1), Report()
+    args = torch.randn(3, 7, 48), torch.randn(3, 7, 48)
+    fast = compiled(model, rewrites=("norm", "norm-residual"), report=report, fullgraph=True)
+    with torch.no_grad():
+        _close(fast(*args), model(*args), 2e-5)
+    assert report.counts() == {"norm": 1, "norm-residual": 1}, report.refusals

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from ridgeline.errors import PlanError
-from ridgeline.plan.schedule import BACKWARD, FORWARD, WEIGHT, in_flight, schedule
+from ridgeline.plan.schedule import BACKWARD, FORWARD, WEIGHT, Work, in_flight, schedule
 from ridgeline.sim.pipeline import Pass, program, run_pipeline
 
 CASES = [("1f1b", 4, 16, 1), ("gpipe", 4, 16, 1), ("interleaved", 4, 16, 4), ("zero-bubble", 4, 16, 1),
@@ -60,3 +60,31 @@ def test_impossible_schedules_are_refused_with_the_nearest_legal():
         schedule("dualpipe", 4, 7)
     with pytest.raises(PlanError, match="vp=1"):
         schedule("zero-bubble", 4, 8, 2)
+
+
+def test_activations_of_a_split_backward_are_held_until_the_weight_gradient():
+    order = (Work(FORWARD, 0, 0), Work(FORWARD, 1, 0), Work(BACKWARD, 0, 0), Work(WEIGHT, 0, 0))
+    assert in_flight(order, True) == [1, 2, 2, 1]
+    assert in_flight(order, False) == [1, 2, 1, 1]
+
+
+def test_zero_bubble_starts_no_more_forwards_than_stages_follow():
+    for stage, order in enumerate(schedule("zero-bubble", 4, 16).orders):
+        assert max(in_flight(order, False)) == 4 - stage
+
+
+def test_interleaved_stages_warm_up_by_two_forwards_for_every_stage_that_follows():
+    for stage, order in enumerate(schedule("interleaved", 4, 16, 4).orders):
+        first = next(i for i, work in enumerate(order) if work.kind == BACKWARD)
+        assert first == (4 - stage - 1) * 2 + (4 - 1) * 4 + 1
+
+
+def test_dual_pipe_has_as_many_micro_batches_under_way_as_it_has_stages():
+    made = schedule("dualpipe", 4, 32)
+    assert [max(in_flight(order, False)) for order in made.orders] == [4] * 4
+
+
+def test_the_second_chunk_of_a_dual_pipe_runs_through_the_stages_backward():
+    made = schedule("dualpipe", 4, 16)
+    assert [made.position(stage, 0) for stage in range(4)] == [0, 1, 2, 3]
+    assert [made.position(stage, 1) for stage in range(4)] == [3, 2, 1, 0]

@@ -161,3 +161,12 @@ def test_dims_are_followed_through_views():
     assert permuted((1, 2048, 32, 128), (1, 32, 2048, 128), 2) == 1
     assert pieces(1024, 16, 128) == 128
     assert pieces(1024, 4, 128) == 256
+
+
+def test_a_gather_over_tensor_ranks_carries_the_whole_activation():
+    graph = forward_of(build("llama3-8b", batch=1, seq=2048, mode="train"))
+    for tp in (2, 8):
+        local = shard(graph, Mesh(tp=tp, sequence=True))
+        layer = [n for item in local.items if isinstance(item, Block) for n in item.nodes if n.op == "collective"]
+        assert {n.attrs["num_bytes"] for n in layer if n.attrs["fn"] == "all_gather"} == {2048 * 4096 * 2}
+        assert {n.attrs["num_bytes"] for n in layer if n.attrs["fn"] == "reduce_scatter"} == {2048 * 4096 * 2}

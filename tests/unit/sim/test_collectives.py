@@ -7,8 +7,10 @@ import pytest
 from ridgeline.basis import Basis
 from ridgeline.errors import InputError
 from ridgeline.hardware import Group, cluster
+from ridgeline.plan import Plan
 from ridgeline.sim.collectives import algorithms, chunking_s, collective_s, torus_share
 from ridgeline.sim.expert import Routing, distinct, exchange_s
+from ridgeline.sim.pieces import exchange, groups_of
 
 H100 = cluster("h100-sxm*1024")
 NODE = H100.group(8)
@@ -147,3 +149,37 @@ def test_distinct_places_are_at_most_all_of_them() -> None:
     assert distinct(8, 1) == pytest.approx(1.0)
     assert 5.0 < distinct(8, 8) < 5.5
     assert distinct(4, 1000) == pytest.approx(4.0)
+
+
+def test_a_ring_of_links_needs_more_than_two_chips_to_close() -> None:
+    pod = cluster("tpu-v4-pod")
+    assert len(pod.torus_dims) == 3
+    assert torus_share(pod, 2) == pytest.approx(0.5 / 3)
+
+
+def test_ranks_of_an_all_to_all_send_outside_what_their_domain_does_not_hold() -> None:
+    found = collective_s("all_to_all", 1e9, H100.group(16), H100)
+    assert found.scale_up_bytes == pytest.approx(7 / 16 * 1e9)
+    assert found.scale_out_bytes == pytest.approx(8 * 8 / 16 * 1e9)
+
+
+def test_a_broadcast_tree_feeds_two_where_a_ring_feeds_one() -> None:
+    ring, tree = (collective_s("broadcast", 1e9, H100.group(16), H100, way) for way in ("ring", "tree"))
+    assert (ring.scale_up_bytes, tree.scale_up_bytes) == (1e9, 2e9)
+    assert (ring.scale_out_bytes, tree.scale_out_bytes) == (1e9, 2e9)
+
+
+def test_the_interval_of_a_collective_is_as_wide_upward_as_downward() -> None:
+    found = collective_s("all_reduce", 2**16, NODE, H100)
+    assert found.low_s * found.high_s == pytest.approx(found.expected_s**2)
+
+
+def test_a_ring_of_context_ranks_passes_its_pieces_on_one_time_less_than_ranks() -> None:
+    groups = groups_of(H100, Plan(cp=4))
+    seconds, _, _ = exchange("ring", 4e8, "cp", groups, H100)
+    assert seconds == pytest.approx(3 * collective_s("send_recv", 1e8, groups["ring"], H100).expected_s)
+
+
+def test_ranks_that_hold_the_same_experts_are_as_far_apart_as_experts_are_spread() -> None:
+    wide = groups_of(H100, Plan(tp=2, etp=2, ep=4, dp=8))
+    assert wide["edp"] == H100.group(2, stride=8)

@@ -362,3 +362,29 @@ def test_a_rate_is_met_with_as_few_replicas_as_keep_the_slo():
     assert found.best is not None
     fewer = [c for c in found.candidates if c.num_devices < found.best.num_devices]
     assert all(not c.keeps for c in fewer)
+
+
+def test_every_limit_of_an_slo_alone_makes_a_request_bad():
+    served = simulate(deployed(), closed(4, 128, 32))
+    for limit in ("ttft_s", "tpot_s", "e2e_s"):
+        assert metrics(served, Slo(**{limit: 1e-6})).good_frac == 0
+        assert metrics(served, Slo(**{limit: 1e6})).good_frac == 1
+
+
+def test_figures_of_a_run_follow_from_its_requests():
+    served = simulate(deployed(), static(1, 128, 11))
+    found = metrics(served)
+    assert found.tpot_s.mean == pytest.approx((found.e2e_s.mean - found.ttft_s.mean) / 10), "the first token is apart"
+    hours = found.wall_s / 3600
+    assert found.usd == pytest.approx(hours * served.deployment.device.price_usd_per_hour)
+    assert found.usd_per_million_tokens == pytest.approx(found.usd / (128 + 11) * 1e6)
+    assert found.usd_per_million_output == pytest.approx(found.usd / 11 * 1e6)
+
+
+def test_the_mean_of_the_cache_weighs_each_level_by_how_long_it_lasted():
+    served = simulate(deployed(), static(1, 128, 16))
+    made = replace(served, samples={"at_s": [0.0, 3.0, 4.0], "held": [100, 200, 0], "running": [1, 2, 0]},
+                   capacity_tokens=400)  # fmt: skip
+    found = metrics(made)
+    assert (found.cache_peak_frac, found.cache_mean_frac) == (0.5, (3 * 0.25 + 1 * 0.5) / 4)
+    assert found.mean_running == (3 * 1 + 1 * 2) / 4

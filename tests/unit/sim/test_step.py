@@ -8,7 +8,7 @@ import pytest
 
 import ridgeline as rl
 from ridgeline.errors import InputError, PlanError
-from ridgeline.sim.campaign import FAILURES_PER_DEVICE_DAY, campaign
+from ridgeline.sim.campaign import FAILURES_PER_DEVICE_DAY, RESTART_S, campaign
 from ridgeline.sim.compose import layers_at
 from ridgeline.sim.generation import default_stack, stack_of, stacks
 from ridgeline.sim.step import PARTS, Trouble
@@ -188,3 +188,13 @@ def test_states_are_shared_out_over_context_ranks_unless_told():
     step = rl.simulate("llama3-8b", "h100-sxm*8", cp=8, global_batch=1, seq=32768, recompute="full")
     whole = rl.simulate("llama3-8b", "h100-sxm*8", cp=8, global_batch=1, seq=32768, recompute="full", zero=0)
     assert step.plan.zero == 1 and step.peak_bytes < 0.6 * whole.peak_bytes
+
+
+def test_a_campaign_loses_half_an_interval_a_failure_and_pays_by_the_hour(step):
+    run = campaign(step, 1e12)
+    per_s = FAILURES_PER_DEVICE_DAY * 64 / 86400
+    assert run.checkpoint_every_s == pytest.approx((2 * run.checkpoint_s / per_s) ** 0.5)
+    lost = run.checkpoint_s / run.checkpoint_every_s + per_s * (RESTART_S + run.checkpoint_every_s / 2)
+    assert 1 / run.goodput_frac == pytest.approx(1 + lost)
+    assert run.usd == pytest.approx(run.days * 24 * step.cluster.price_usd_per_hour)
+    assert run.usd > 0

@@ -34,3 +34,24 @@ def test_numbers_computed_twice_have_no_noise_and_every_change_counts():
     assert (len(found.levels), found.noise) == (2, 0.0)
     assert not found.regressed(0.03)
     assert series_of([1.0]).change == 1.0
+
+
+def test_noise_is_the_standard_deviation_from_one_run_to_the_next():
+    assert series_of(noisy(4000, 3, 0.02)).noise == pytest.approx(0.02, rel=0.05)
+
+
+def test_the_largest_of_a_few_steps_is_a_change_and_no_noise():
+    assert series_of(np.exp([0.0, 0.01, 0.0, 0.5])).noise == pytest.approx(0.01 * 1.4826 / 2**0.5)
+
+
+def test_a_level_has_the_median_of_its_own_values():
+    found = series_of([1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0])
+    assert [(level.start, level.stop, level.median) for level in found.levels] == [(0, 4, 1.0), (4, 8, 2.0)]
+    odd = series_of([1.0, 3.0e6])
+    assert [level.median for level in odd.levels] == [1.0, 3.0e6]
+
+
+def test_a_drop_regresses_where_higher_is_better():
+    found = series_of([2.0, 2.0, 2.0, 1.0, 1.0, 1.0])
+    assert found.regressed(0.5, higher_is_worse=False)
+    assert not found.regressed(0.5)
