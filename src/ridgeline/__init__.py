@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from ridgeline.findings.explanation import Explanation
     from ridgeline.findings.finding import Finding
     from ridgeline.graph import Graph, save
-    from ridgeline.hardware import Device, device, devices
+    from ridgeline.hardware import Cluster, Device, device, devices
     from ridgeline.models import models
     from ridgeline.plan import Plan
     from ridgeline.study import study
     from ridgeline.study.space import Space
+    from ridgeline.trace import Trace
 
 __version__ = "0.1.0"
 announce()
@@ -47,11 +48,12 @@ _ROOMS = {
     "ridgeline.capture.importers": ("load",),
     "ridgeline.cost.prediction": ("Prediction", "Row"),
     "ridgeline.graph": ("Graph", "save"),
-    "ridgeline.hardware": ("Device", "device", "devices"),
+    "ridgeline.hardware": ("Cluster", "Device", "device", "devices"),
     "ridgeline.findings.diff": ("Difference",),
     "ridgeline.findings.explanation": ("Explanation",),
     "ridgeline.findings.finding": ("Finding",),
     "ridgeline.plan": ("Plan",),
+    "ridgeline.trace": ("Trace",),
     "ridgeline.api": (
         "apply", "build", "diff", "explain", "gate", "link", "optimize",
         "plans", "predict", "price", "profile", "revert", "serve", "simulate", "what_if",
@@ -62,6 +64,7 @@ _ROOMS = {
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 __all__ = [
+    "Cluster",
     "Device",
     "Difference",
     "Engine",
@@ -72,6 +75,7 @@ __all__ = [
     "Prediction",
     "Row",
     "Space",
+    "Trace",
     "__version__",
     "apply",
     "build",
