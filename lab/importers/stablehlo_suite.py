@@ -40,7 +40,8 @@ def differs(kind: str, got: torch.Tensor, wanted: torch.Tensor) -> str:
         same |= ((a - b).abs() <= 3) & ~got.isnan() & ~wanted.isnan()
     if bool(same.all()):
         return ""
-    return f"{int((~same).sum())} of {same.numel()} elements differ, by up to {float((got - wanted).double().abs().nan_to_num(0).max()):.3g}"
+    most = float((got - wanted).double().abs().nan_to_num(0).max())
+    return f"{int((~same).sum())} of {same.numel()} elements differ, by up to {most:.3g}"
 
 
 def outcome(path: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ridgeline.capture.importers import stablehlo_regions  # noqa: F401  (registers its ops)
 from ridgeline.capture.importers.program import Context, Host, Imported, NeedsData, OpRow, plain
 from ridgeline.capture.importers.stablehlo_ops import CARRIED, CONTROL, OPS, Call, TensorType, left_out, native
 from ridgeline.capture.importers.weights import TensorRef, checked_shape, mapped
@@ -154,16 +155,17 @@ class Reader:
         except (self.ir.MLIRError, ValueError, RuntimeError) as error:
             told = next((line for line in str(error).splitlines() if "error:" in line), str(error)[:200])
             raise ModelFileError(f"{self.where} cannot be read as StableHLO: {told[:300]}; export it with the version "
-                                 "of JAX that is installed here, or one before")  # fmt: skip
-        attributes = module.operation.attributes
-        if "mhlo.num_partitions" in attributes and attributes["mhlo.num_partitions"].value > 1:
-            raise ModelFileError(f"{self.where} is partitioned over {attributes['mhlo.num_partitions'].value} devices: "
+                                 "of JAX that is installed here, or one before") from error  # fmt: skip
+        attributes: Any = module.operation.attributes
+        parts = attributes["mhlo.num_partitions"].value if "mhlo.num_partitions" in attributes else 1
+        if parts > 1:
+            raise ModelFileError(f"{self.where} is partitioned over {parts} devices: "
                                  "export the function of one device")  # fmt: skip
         functions: dict[str, Block] = {}
         names: list[str] = []
         public: list[str] = []
         for entry in module.body.operations:
-            op = entry.operation
+            op: Any = entry.operation
             if op.name != "func.func":
                 raise ModelFileError(f"{self.where}: {op.name} stands beside functions: export plain StableHLO")
             label = op.attributes["sym_name"].value
@@ -311,15 +313,13 @@ def _from_text(text: str, kind: TensorType, where: str) -> torch.Tensor:
         words = re.findall(r"true|false|0x[0-9A-Fa-f]+|-?\d[\d.]*(?:[eE][+-]?\d+)?", body)
         real = np.dtype(np.float32 if kind.element in ("complex<f32>", "bf16") else np.float64
                         if kind.element == "complex<f64>" else dtype)  # fmt: skip
-        bits = np.dtype(f"u{2 if kind.element == 'bf16' else real.itemsize}")
         numbers: list[Any] = []
         for word in words:
             if word in ("true", "false"):
                 numbers.append(word == "true")
             elif word.startswith("0x") and real.kind == "f":
                 pattern = int(word, 16) << (16 if kind.element == "bf16" else 0)
-                raw = np.array(pattern, dtype=f"u{real.itemsize}") if bits.itemsize else None
-                numbers.append(np.asarray(raw).view(real)[()])
+                numbers.append(np.array(pattern, dtype=f"u{real.itemsize}").view(real)[()])
             elif real.kind == "f":
                 numbers.append(float(word))
             else:
@@ -363,9 +363,12 @@ class Program:
 
     @staticmethod
     def missing(node: Node) -> str:
-        if node.op in OPS or node.op in CONTROL or node.op in ("stablehlo.constant", "func.call"):
+        if why := left_out(node):
+            return why
+        if node.op in OPS or node.op in CONTROL or node.op in (
+            "stablehlo.constant", "func.call", "stablehlo.composite"):  # fmt: skip
             return ""
-        return left_out(node) or f"not an op that is known here{nearest(node.op, OPS)}"
+        return f"not an op that is known here{nearest(node.op, OPS)}"
 
     def __call__(self, ctx: Context, inputs: Mapping[str, Any]) -> Sequence[Any]:
         main = self.functions["main"]
