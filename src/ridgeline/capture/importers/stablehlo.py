@@ -448,7 +448,10 @@ class Program:
             shapes = ", ".join(map(str, node.in_types))
             raise ModelFileError(f"{node.where} does not take {shapes or 'nothing'}: {told[:200]}; export the function "
                                  "with another form of it") from error  # fmt: skip
-        return out if isinstance(out, (tuple, list)) else [out]
+        outs = out if isinstance(out, (tuple, list)) else [out]
+        if not args or node.op == "stablehlo.get_dimension_size":  # made of sizes alone
+            return [Host(t) for t in outs]
+        return outs
 
     @staticmethod
     def folds(node: Node) -> bool:

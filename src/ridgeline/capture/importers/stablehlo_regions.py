@@ -1,4 +1,4 @@
-"""StableHLO's ops that reduce, order, gather and scatter: their bodies are programs of scalars, run on whole tensors."""
+"""StableHLO's ops that reduce, order, gather and scatter: their bodies run on whole tensors at once."""
 
 from __future__ import annotations
 
