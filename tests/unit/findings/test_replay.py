@@ -143,3 +143,8 @@ def test_work_that_is_gone_leaves_no_gap_on_its_stream():
     closed = replace(no_edit(program), closed=np.array([False, True]))
     assert edited(program, closed).stream_gap_s.tolist() == [0.0, 0.0]
     assert edited(program, closed).latency_s.tolist() == [2.0, 0.0]
+
+
+def test_a_gap_behind_another_stream_counts_though_that_work_had_ended():
+    program = replace(_two_streams(), latency_s=np.array([2.0, 10.1]))
+    assert run(program).work_start_s.tolist() == [2.0, 12.25]

@@ -10,6 +10,7 @@ from ridgeline.bench.check import check_mistakes, mistake_case
 from ridgeline.errors import KernelError
 from ridgeline.kernels.adamw import reference as adamw
 from ridgeline.kernels.contract import declare, elementwise_cost, primitive, primitives, trials
+from ridgeline.kernels.rms_norm import reference as norm_reference
 
 
 def drawn(*shape, dtype=torch.float32):
@@ -493,3 +494,14 @@ def test_a_query_that_sees_no_key_attends_to_nothing_and_has_no_gradient():
     out = kernels.attention(q, k, v, key_mask=seen)
     grads = torch.autograd.grad(out.sum(), (q, k, v))
     assert all(bool((t == 0).all()) for t in (out, *grads))
+
+
+def test_the_gradient_of_a_norm_with_an_offset_is_that_of_autograd():
+    """The reference that kernels are held to, where the weight is stored less one."""
+    x, w, dy = (drawn(*shape, dtype=torch.float64).requires_grad_() for shape in ((4, 16), (16,), (4, 16)))
+    y, rstd = norm_reference.forward(x, w, 1e-6, 1.0)
+    meant = torch.autograd.grad(y, (x, w), dy)
+    for found, grad in zip(norm_reference.backward(dy, x, w, rstd, None, 1.0, True), meant, strict=True):
+        torch.testing.assert_close(found, grad)
+    past = norm_reference.backward(dy, x, w, rstd, dy, 1.0, True)[0]
+    torch.testing.assert_close(past, meant[0] + dy)

@@ -66,3 +66,9 @@ def test_an_added_mask_hides_only_where_it_is_far_below_every_score() -> None:
     assert torch.equal(allowed_by(mask), torch.ones(4, 4, dtype=torch.bool).tril())
     assert allowed_by(mask / 2) is None
     assert allowed_by(mask + 1) is None
+
+
+def test_the_last_rows_of_a_causal_window_are_a_causal_window() -> None:
+    ones = torch.ones(3, 7, dtype=torch.bool)
+    assert pattern_of(ones.tril(4).triu(2), 3, 7) == Pattern(causal=True, shift=4, window=3)
+    assert pattern_of(torch.ones(7, 7, dtype=torch.bool).tril().triu(-2), 7, 7) == Pattern(causal=True, window=3)

@@ -183,3 +183,21 @@ def test_a_ring_of_context_ranks_passes_its_pieces_on_one_time_less_than_ranks()
 def test_ranks_that_hold_the_same_experts_are_as_far_apart_as_experts_are_spread() -> None:
     wide = groups_of(H100, Plan(tp=2, etp=2, ep=4, dp=8))
     assert wide["edp"] == H100.group(2, stride=8)
+
+
+def test_two_chips_along_an_axis_close_no_ring() -> None:
+    """Eight chips lie two by two by two: their axes have one link where a ring would have two."""
+    small = cluster("tpu-v4-pod").resized(8)
+    assert small.torus_dims == (2, 2, 2)
+    assert torus_share(small, 8) == pytest.approx(0.5)
+
+
+def test_tokens_reach_each_domain_once_and_every_rank_with_an_expert_there() -> None:
+    routing = Routing(num_tokens=100, hidden_bytes=10.0, topk=8, max_domains=2)
+    found = exchange_s(routing, Group(num_ranks=32, per_host=8, per_domain=8), H100)
+    hit = distinct(2, 8)
+    assert found.scale_out_bytes == pytest.approx(1000 * hit * 3 / 4 * 8)
+    assert found.scale_up_bytes == pytest.approx(1000 * hit * distinct(8, 8 / hit) * 7 / 8)
+    straight = exchange_s(routing, Group(num_ranks=32, per_host=8, per_domain=8), H100, "low_latency")
+    assert straight.scale_up_bytes == pytest.approx(8000 * 7 / 32)
+    assert straight.scale_out_bytes == pytest.approx(8000 * 24 / 32 * 8)

@@ -13,7 +13,15 @@ from ridgeline.errors import InputError, ModelError
 from ridgeline.hardware import device
 from ridgeline.sim.serving.anatomy import anatomy, of_config
 from ridgeline.sim.serving.compose import Wanted, deployment_of
-from ridgeline.sim.serving.deployment import Layout, cache_bytes_per_token, check, precision, weight_bytes
+from ridgeline.sim.serving.deployment import (
+    RESERVED_BYTES,
+    Layout,
+    cache_bytes_per_token,
+    cache_tokens,
+    check,
+    precision,
+    weight_bytes,
+)
 from ridgeline.sim.serving.engine import engine, engines, kernel_factors
 from ridgeline.sim.serving.experts import crowding
 from ridgeline.sim.serving.metrics import Slo, metrics
@@ -388,3 +396,27 @@ def test_the_mean_of_the_cache_weighs_each_level_by_how_long_it_lasted():
     found = metrics(made)
     assert (found.cache_peak_frac, found.cache_mean_frac) == (0.5, (3 * 0.25 + 1 * 0.5) / 4)
     assert found.mean_running == (3 * 1 + 1 * 2) / 4
+
+
+def test_lengths_are_drawn_from_both_ends_of_their_range():
+    drawn = opened(1.0, 10, 4, num=500, ratio=0.5)
+    assert (set(drawn.isl.tolist()), set(drawn.osl.tolist())) == (set(range(5, 11)), {2, 3, 4})
+
+
+def test_the_cache_has_what_weights_and_the_runtime_leave_of_the_memory():
+    made, layout, narrow = anatomy("llama3-8b"), Layout(), precision("bf16")
+    on, per_token = device("h200"), cache_bytes_per_token(anatomy("llama3-8b"), Layout(), precision("bf16"))
+    taken = RESERVED_BYTES + weight_bytes(made, layout, narrow)
+    whole = on.dram.capacity_bytes
+    share, of_free = (cache_tokens(made, layout, narrow, on, 0.9, free, 0) for free in (False, True))
+    assert share == int((0.9 * whole - taken) / per_token)
+    assert of_free == int(0.9 * (whole - taken) / per_token)
+
+
+def test_stages_of_a_pipeline_share_weights_and_cache():
+    made, narrow = anatomy("llama3-8b"), precision("bf16")
+    ends = 2 * made.hidden * made.vocab * 2.0
+    one, two = (weight_bytes(made, Layout(pp=pp), narrow) - ends for pp in (1, 2))
+    assert one == pytest.approx(2 * two)
+    one, two = (cache_bytes_per_token(made, Layout(pp=pp), narrow) for pp in (1, 2))
+    assert one == pytest.approx(2 * two)
