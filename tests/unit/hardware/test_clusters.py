@@ -6,7 +6,7 @@ import pytest
 
 from ridgeline.basis import Basis
 from ridgeline.errors import HardwareError
-from ridgeline.hardware import cluster, cluster_of, device, systems
+from ridgeline.hardware import Group, cluster, cluster_of, device, systems
 from ridgeline.hardware.cluster import NUMBERS
 from ridgeline.hardware.system import load_system
 
@@ -115,3 +115,14 @@ def test_a_file_without_a_source_is_refused(tmp_path) -> None:
     path.write_text('title = "x"\ndevice = "h200"\n[sources]\nrec = ["assumed", "x"]\n[host]\ndevices = 8\n')
     with pytest.raises(HardwareError, match=r"odd\.toml: host\.devices: a number needs its source"):
         load_system(path)
+
+
+def test_a_group_that_does_not_fill_its_last_domain_still_spans_it() -> None:
+    found = Group(num_ranks=12, per_host=4, per_domain=8)
+    assert (found.num_domains, found.num_hosts) == (2, 3)
+    assert Group(num_ranks=13, per_host=4, per_domain=8).num_hosts == 4
+
+
+def test_a_device_has_its_share_of_all_the_network_cards_of_its_host() -> None:
+    four = cluster("h100-sxm*16 nics=4")
+    assert four.scale_out_bytes_per_s == 4 * four.scale_out.nic_bandwidth_bytes_per_s / 8

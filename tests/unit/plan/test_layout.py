@@ -20,3 +20,7 @@ def test_context_and_tensor_ranks_split_the_dims_that_are_theirs() -> None:
 
 def test_ranks_of_an_expert_all_see_its_tokens_and_their_own_columns() -> None:
     assert local_type(tensor((8, 32)), Layout(home=False), Mesh(ep=4, etp=2)).shape == (16, 16)
+
+
+def test_heads_are_split_whole() -> None:
+    assert local_type(tensor((8, 640)), Layout(tp=1, unit=128), Mesh(tp=4)).shape == (8, 256)

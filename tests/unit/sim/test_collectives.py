@@ -201,3 +201,15 @@ def test_tokens_reach_each_domain_once_and_every_rank_with_an_expert_there() -> 
     straight = exchange_s(routing, Group(num_ranks=32, per_host=8, per_domain=8), H100, "low_latency")
     assert straight.scale_up_bytes == pytest.approx(8000 * 7 / 32)
     assert straight.scale_out_bytes == pytest.approx(8000 * 24 / 32 * 8)
+
+
+def test_an_exchange_of_experts_takes_as_long_as_the_slower_of_its_links() -> None:
+    group = Group(num_ranks=64, per_host=8, per_domain=8)
+    routing = Routing(num_tokens=4096, hidden_bytes=7168.0, topk=8)
+    plain = exchange_s(routing, group, H100)
+    links = exchange_s(routing, group, cluster("h100-sxm*1024 scaleup=0.001x"))
+    network = exchange_s(routing, group, cluster("h100-sxm*1024 scaleout=1e6x"))
+    assert network.expected_s < plain.expected_s, "the network is the slower one"
+    assert plain.expected_s < links.expected_s
+    faster = exchange_s(routing, group, cluster("h100-sxm*1024 scaleup=2x"))
+    assert faster.expected_s == pytest.approx(plain.expected_s), "links are not"

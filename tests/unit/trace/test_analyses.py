@@ -433,3 +433,10 @@ def test_recomputed_work_is_told_from_the_backward_pass():
     build.add("f", "device", 0.0, 1.0, phase="forward")
     build.add("f", "device", 1.0, 1.0, phase="recompute")
     assert recomputed(build.build()).tolist() == [False, True]
+
+
+def test_shares_of_a_device_name_its_rank():
+    run = Run(rank=3)
+    run.work("a", 0, 10)
+    assert [(row.rank, row.device, row.stream) for row in device_shares(run.done())] == [(3, 0, -1)]
+    assert [(row.rank, row.device, row.stream) for row in stream_shares(run.done())] == [(3, 0, 7)]
