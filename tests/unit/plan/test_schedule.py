@@ -88,3 +88,8 @@ def test_the_second_chunk_of_a_dual_pipe_runs_through_the_stages_backward():
     made = schedule("dualpipe", 4, 16)
     assert [made.position(stage, 0) for stage in range(4)] == [0, 1, 2, 3]
     assert [made.position(stage, 1) for stage in range(4)] == [3, 2, 1, 0]
+
+
+def test_activations_and_gradients_travel_over_the_link_between_their_stages():
+    passes = [Pass(1.0, 1.0, 1.0, send_s) for send_s in (5.0, 7.0, 100.0)]
+    assert run_pipeline(schedule("1f1b", 3, 1), passes).last_s == pytest.approx(3 * 3 + 2 * (5 + 7))
