@@ -191,6 +191,10 @@ def _binary(fn: Callable[..., torch.Tensor], scalars: bool) -> Callable[..., Any
         if a.dtype == torch.bool:
             return {torch.add: torch.logical_or, torch.mul: torch.logical_and}[fn](a, b)
         number = call.scalar(1) if scalars and not b.is_complex() else None
+        if number is None and fn in (torch.add, torch.mul) and not b.is_complex():
+            first = call.scalar(0)
+            if first is not None and a.shape == b.shape:
+                a, number = b, first
         return wrapped(call, fn(a, b if number is None else number))
 
     return run
@@ -212,7 +216,11 @@ def _extreme(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         a, b = ordered(a), ordered(b)
         return ordered(torch.maximum(a, b) if most else torch.minimum(a, b))
     number = call.scalar(1) if a.is_floating_point() else None
+    if number is None and a.is_floating_point() and a.shape == b.shape:
+        a, b, number = b, a, call.scalar(0)
     if number is not None and number == number:
+        if number == (-float("inf") if most else float("inf")):
+            return a
         if most and number == 0:
             return torch.relu(a)
         return torch.clamp_min(a, number) if most else torch.clamp_max(a, number)
@@ -228,6 +236,12 @@ def _bitwise(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @op("shift_left shift_right_logical shift_right_arithmetic")
 def _shift(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     name, bits = call.node.op.split(".")[1], call.kind.bits
+    number = call.scalar(1)
+    if number is not None and 0 <= number < bits < 64 and name != "shift_right_arithmetic":
+        if name == "shift_left":
+            return wrapped(call, torch.bitwise_left_shift(a, number))
+        return torch.bitwise_right_shift(a if call.kind.unsigned else a.to(torch.int64) & ((1 << bits) - 1),
+                                         number).to(a.dtype)  # fmt: skip
     over = (b < 0) | (b >= bits)
     by = torch.where(over, bits - 1, b)
     if name == "shift_left":
@@ -502,7 +516,8 @@ def _dot_general(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     shape = [a.shape[d] for d in [*batch_a, *rest_a]] + [b.shape[d] for d in rest_b]
     depth = prod(a.shape[d] for d in sum_a)
     whole = dtype == torch.bool
-    left, right = a.permute([*batch_a, *rest_a, *sum_a]), b.permute([*batch_b, *sum_b, *rest_b])
+    left, right = (t if order == sorted(order) else t.permute(order)
+                   for t, order in ((a, [*batch_a, *rest_a, *sum_a]), (b, [*batch_b, *sum_b, *rest_b])))  # fmt: skip
     if whole:
         left, right = left.to(torch.int32), right.to(torch.int32)
     if batch_a:
