@@ -22,6 +22,10 @@ from ridgeline.capture.importers.stablehlo import Reader, made_of
 from ridgeline.errors import RidgelineError
 
 
+ULPS = 3
+"""Units in the last place that ``check.expect_close`` allows."""
+
+
 def differs(kind: str, got: torch.Tensor, wanted: torch.Tensor) -> str:
     """How a result differs from what is expected; empty where it does not."""
     if got.dtype != wanted.dtype or got.shape != wanted.shape:
@@ -37,7 +41,7 @@ def differs(kind: str, got: torch.Tensor, wanted: torch.Tensor) -> str:
         whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[got.dtype.itemsize]
         a, b = (t.contiguous().view(whole) for t in (got, wanted))
         a, b = (torch.where(t < 0, torch.iinfo(whole).min - t, t).to(torch.int64) for t in (a, b))
-        same |= ((a - b).abs() <= 3) & ~got.isnan() & ~wanted.isnan()
+        same |= ((a - b).abs() <= ULPS) & ~got.isnan() & ~wanted.isnan()
     if bool(same.all()):
         return ""
     most = float((got - wanted).double().abs().nan_to_num(0).max())
