@@ -47,23 +47,24 @@ def test_a_search_of_few_candidates_tries_what_rows_rest_on(recordable: bool, tr
     pytest.importorskip("torch")
     from ridgeline.optimizer.backend import Report
     from ridgeline.optimizer.search.candidate import Built, Candidate
-    from ridgeline.optimizer.search.order import Facts, Ladder
+    from ridgeline.optimizer.search.facts import Facts
+    from ridgeline.optimizer.search.order import Stages
 
     class Search:
         best, entries = Built(Candidate(name="eager"), lambda: None, Report()), {}
         problem: Any = type("Problem", (), {"model": None})()
 
-        def _note(self, built: Any, status: str, reason: str) -> None:
+        def record(self, built: Any, status: str, reason: str) -> None:
             self.entries[built.candidate.name] = _entry(status)
 
     facts = Facts(mode="train", cuda=True, eager_s=0.02, groups=("blocks",), num_leaves=50, unlike_frac=0.5,  # type: ignore[arg-type]
                   has_conv=True, substitutable=(), unmasked=False, has_cache=False,
                   forecast=None, budget_s=60.0)  # fmt: skip
     search, found = Search(), []
-    for rung in _fewer(Ladder.rungs)(Ladder(facts), search):
-        found.append(rung.candidate.name)
-        failed = rung.candidate.graphed and not recordable
-        search.entries[rung.candidate.name] = _entry("failed" if failed else "slower")
+    for proposal in _fewer(Stages.proposals)(Stages(facts), search):
+        found.append(proposal.candidate.name)
+        failed = proposal.candidate.graphed and not recordable
+        search.entries[proposal.candidate.name] = _entry("failed" if failed else "slower")
     assert found == tried
 
 
