@@ -256,9 +256,10 @@ def test_a_question_that_cannot_be_answered_is_told(asked: dict[str, Any], told:
         rl.optimize(nn.Linear(8, 8), (X,), **{"budget_s": 1, "use_cache": False, **asked})
 
 
-def test_a_loss_that_fails_fails_as_itself() -> None:
-    with pytest.raises(ZeroDivisionError):
+def test_a_loss_that_fails_is_told_in_a_line_with_its_cause() -> None:
+    with pytest.raises(OptimizeError, match="the loss fails on these inputs: ZeroDivisionError") as told:
         rl.optimize(nn.Linear(8, 8), (X,), mode="train", loss=lambda y: 1 / 0, budget_s=1, use_cache=False)
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
 
 
 def test_parts_and_options_that_are_none_are_told() -> None:

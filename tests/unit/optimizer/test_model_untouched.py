@@ -169,7 +169,7 @@ def _on_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(hooks, "RUNS_ON", frozenset({"cpu"}))
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(searching.Track, "race", lambda self, runners, *given, **limits: {
-        name: Timed((1.0 if name == "eager" else 0.1,) * 12) for name in runners})
+        name: Timed((0.01 if name == "eager" else 0.001,) * 12) for name in runners})
     torch.manual_seed(0)
     torch._dynamo.reset()
 
