@@ -57,7 +57,7 @@ make_model = make
 if __name__ == "__main__":
     model, (x,) = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(12):
+    for _ in range(100):  # more than the warm-up may take, so that a loaded machine records too
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
