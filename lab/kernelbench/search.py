@@ -66,7 +66,7 @@ HALF_RIGHT, HALF_CLOSE = 2e-2, 1e-2
 """The same for 16 bits, where the benchmark's own rule is a hundredth."""
 WRONGS = ("a result changed when the next was made", "inputs changed", "other strides of the inputs", "other weights",
           "inputs that start between two accesses", "gradients recorded")  # fmt: skip
-MOST_SNARED_BYTES = 3 << 30
+MAX_CHECKED_BYTES = 3 << 30
 """Inputs up to which copies of them fit beside everything else."""
 SHARED_BYTES = 24
 """Three numbers all processes see: seconds that somebody was stopped, since when somebody is, and when all ends."""
@@ -286,8 +286,8 @@ def looked_at(problem: like.Problem, device: torch.device, asked: argparse.Names
         row.right, row.close, row.errors = turn.doing_so("comparison", compared)(case, fast, turn)
         if fast.receipt.final_s:
             say(as_searched(row, fast.receipt), early=True)
-        row.search["snares"] = turn.doing_so("comparison", snares)(case, fast)
-        row.right = row.right and not any(word in WRONGS for word in row.search["snares"])
+        row.search["adversarial"] = turn.doing_so("comparison", adversarial_checks)(case, fast)
+        row.right = row.right and not any(word in WRONGS for word in row.search["adversarial"])
         calls = {"eager": case.model, "ours": fast}
         stock = turn.beside(compiled)(case, fast.receipt, turn.until)
         calls |= {"compiled": stock} if callable(stock) else {}
@@ -339,16 +339,16 @@ def compared(
     return all(each[0] for each in found), all(each[1] for each in found), [each[2] for each in found]
 
 
-def snares(case: Case, fast: Callable[..., Any]) -> list[str]:
-    """What was found by doing what a harness may do besides; what could not be tried says so."""
+def adversarial_checks(case: Case, fast: Callable[..., Any]) -> list[str]:
+    """Failures under what a harness may also do: other inputs, layouts and weights; a check that raises is reported."""
     try:
-        return snared(case, fast)
+        return run_adversarial_checks(case, fast)
     except Exception as error:
         return [f"not tried: {error!r}"[:200]]
 
 
-def snared(case: Case, fast: Callable[..., Any]) -> list[str]:
-    if sum(x.nbytes for x in case.args if isinstance(x, Tensor)) > MOST_SNARED_BYTES:
+def run_adversarial_checks(case: Case, fast: Callable[..., Any]) -> list[str]:
+    if sum(x.nbytes for x in case.args if isinstance(x, Tensor)) > MAX_CHECKED_BYTES:
         return []
     found = []
     before = [x.clone() if isinstance(x, Tensor) else x for x in case.args]

@@ -74,7 +74,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--untuned", action="store_true", help="Of the rivals not max-autotune, which takes minutes.")
     parser.add_argument("--tuned", nargs="*", default=[], help="Models beside which max-autotune is timed: --rivals.")
     parser.add_argument("--bare", action="store_true", help="No breakdowns of the result by kernels and parts.")
-    parser.add_argument("--rungs", nargs="*", default=[], help="Candidates to try, by name, and no others.")
+    parser.add_argument("--candidates", nargs="*", default=[], help="Try only these candidates, by name.")
     parser.add_argument("--rival-first", action="store_true", help="torch.compile and its recording before all others.")
     parser.add_argument("--warm", action="store_true", help="Only make candidates, for compilers to remember them.")
     parser.add_argument("--device", default="cuda")
@@ -127,7 +127,7 @@ def _started(name: str, asked: argparse.Namespace, lock: str, until: float) -> s
                *(("--rivals",) if asked.rivals or plain in asked.tuned else ()),
                *(("--untuned",) if asked.untuned or (asked.tuned and plain not in asked.tuned) else ()),
                *(("--rival-first",) if asked.rival_first else ()), *(("--warm",) if asked.warm else ()),
-               *(("--rungs", *asked.rungs) if asked.rungs else ())]  # fmt: skip
+               *(("--candidates", *asked.candidates) if asked.candidates else ())]  # fmt: skip
     threads = max(4, (os.cpu_count() or 8) // asked.jobs)
     settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2",
                 "RIDGELINE_CACHE": tempfile.mkdtemp()}  # fmt: skip
@@ -283,11 +283,11 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     Budget.left_s = left
     searching.Search.record = _told(asked, searching.Search.record)
-    searching.Search.accept = _crowned(asked, searching.Search.accept)
+    searching.Search.accept = _log_accepted(asked, searching.Search.accept)
     if asked.rival_first:
         order.Stages.proposals = _rival_first(order.Stages.proposals)
-    if asked.rungs:
-        order.Stages.proposals = _only(frozenset(asked.rungs), order.Stages.proposals)
+    if asked.candidates:
+        order.Stages.proposals = _only(frozenset(asked.candidates), order.Stages.proposals)
     if asked.warm:
         searching.Search.judge, LastRace.last_race = _unjudged, _warmed
         _replace_stage(stages.without_kernels, _as_if_behind(stages.without_kernels))
@@ -393,34 +393,33 @@ def _contests() -> dict[str, Any]:
     }
 
 
-def _only(wanted: frozenset[str], rungs: Any) -> Any:
-    """The rungs that were asked for, and the plain recording, a second that every search has; the others are noted as
-    skipped."""
+def _only(wanted: frozenset[str], proposals: Any) -> Any:
+    """The candidates asked for and the plain capture, which costs a second; all others are recorded as skipped."""
     from ridgeline.optimizer.backend import Report
     from ridgeline.optimizer.search.candidate import Built
 
     def chosen(stages: Any, search: Any) -> Iterator[Any]:
-        for rung in rungs(stages, search):
-            if rung.candidate.name in wanted or rung.candidate.name in ("graph", "graph, guessing"):
-                yield rung
+        for proposal in proposals(stages, search):
+            if proposal.candidate.name in wanted or proposal.candidate.name in ("graph", "graph, guessing"):
+                yield proposal
             else:
-                search.record(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")
+                search.record(Built(proposal.candidate, search.problem.model, Report()), "skipped", "not asked for")
 
     return chosen
 
 
-def _unjudged(search: Any, built: Any, rung: Any) -> None:
-    """In the place of a race: what was made is let go of."""
+def _unjudged(search: Any, built: Any, proposal: Any) -> None:
+    """Replace the race by releasing the candidate: with --warm it is only compiled."""
     search.record(built, "slower", "made, not timed")
     built.release()
 
 
 def _warmed(search: Any) -> Any:
-    """Nothing else is wanted of this process, nor that it says goodbye."""
+    """End the process without clean-up: with --warm the compiled code is all it is for."""
     os._exit(0)
 
 def _replace_stage(old: Any, new: Any) -> None:
-    """All searches of this process propose something else in a stage."""
+    """Replace what a stage proposes, for every search of this process."""
     from dataclasses import replace
 
     from ridgeline.optimizer.search import order
@@ -431,51 +430,51 @@ def _replace_stage(old: Any, new: Any) -> None:
 
 
 def _as_if_behind(without: Any) -> Any:
-    """Where nothing is timed, nothing leads: what is tried behind torch.compile is made too."""
+    """Propose what is proposed where torch.compile leads: with --warm nothing is timed, so nothing does."""
 
     def made(make: Any, search: Any) -> Iterator[Any]:
-        before, rungs = search.best, without(make, search)
+        before, proposals = search.best, without(make, search)
         search.best = SimpleNamespace(candidate=SimpleNamespace(is_stock=True))
         try:
-            first = next(rungs, None)
+            first = next(proposals, None)
         finally:
             search.best = before
         if first is not None:
             yield first
-            yield from rungs
+            yield from proposals
 
     return made
 
 
-def _rival_first(rungs: Any) -> Any:
-    """torch.compile and its recording before whatever else is compiled: what is cut short has been compared."""
+def _rival_first(proposals: Any) -> Any:
+    """Propose torch.compile and its capture before anything else is compiled."""
     from ridgeline.optimizer.search.stages import torch_compile
 
     def ordered(stages: Any, search: Any) -> Iterator[Any]:
-        for rung in rungs(stages, search):
-            if rung.candidate.compiles and "torch.compile" not in search.entries:
+        for proposal in proposals(stages, search):
+            if proposal.candidate.compiles and "torch.compile" not in search.entries:
                 yield from torch_compile(stages.make, search)
-            if not rung.candidate.compiler.startswith("stock") or rung.candidate.name not in search.entries:
-                yield rung
+            if not proposal.candidate.compiler.startswith("stock") or proposal.candidate.name not in search.entries:
+                yield proposal
 
     return ordered
 
 
-def _crowned(asked: argparse.Namespace, crown: Any) -> Any:
-    """Whoever comes to lead is told with the ratio, in turns, to whoever led before."""
+def _log_accepted(asked: argparse.Namespace, accept: Any) -> Any:
+    """Append every accepted candidate to progress.jsonl, with its measured speedup over the best before it."""
 
-    def crowned(search: Any, built: Any, against: Any, *rest: Any) -> None:
+    def logged(search: Any, built: Any, against: Any, *rest: Any) -> None:
         found = {"model": asked.one, "name": built.candidate.name, "status": "leads", "speedup": against.speedup,
                  "reason": f"of {search.best.candidate.name}", "low": against.low, "high": against.high}  # fmt: skip
         with open(asked.out / "progress.jsonl", "a") as file:
             file.write(json.dumps(found) + "\n")
-        crown(search, built, against, *rest)
+        accept(search, built, against, *rest)
 
-    return crowned
+    return logged
 
 
 def _told(asked: argparse.Namespace, note: Any) -> Any:
-    """Whatever is noted is also appended to a file, so that it outlives the process."""
+    """Also append every recorded entry to a file, which outlives the process."""
     began = time.perf_counter()
 
     def noted(search: Any, built: Any, status: str, reason: str, **given: Any) -> None:

@@ -1,7 +1,8 @@
 """Networks that no package on a bare GPU host has: a diffusion U-Net, a recommender with cross layers, a graph network,
 layers with an adapter of low rank, a model that casts by itself, words behind an LSTM, a network over the columns of a
-table, a detector that matches on the host, and four as strangers write them: convolutions along time and a judge of
-images whose weights hooks make, a translator that notes its attention, a player with a policy and a value."""
+table, a detector that matches on the host, and four written as third parties
+write them: convolutions along time and a GAN discriminator with weights made by hooks, a translator that stores its
+attention weights, a policy and value network."""
 
 from __future__ import annotations
 

@@ -532,26 +532,26 @@ def _offered(stock: Any, rivals: Rivals | None) -> Any:
         loaded_s = rivals.loaded_s() if rivals else None
         if loaded_s is None:
             return iter(()) if make.facts.groups and not make.is_unrecordable(search) else stock(make, search)
-        return (replace(rung, cost_s=min(rung.cost_s, loaded_s)) for rung in stock(make, search))
+        return (replace(proposal, cost_s=min(proposal.cost_s, loaded_s)) for proposal in stock(make, search))
 
     return offered
 
 
-def _fewer(rungs: Any) -> Any:
-    """The rungs that rows rest on; the others are noted as skipped, so that those that follow find them."""
+def _fewer(proposals: Any) -> Any:
+    """Propose only the candidates of the table; record the others as skipped, because later stages look them up."""
     from ridgeline.optimizer.backend import Report
     from ridgeline.optimizer.search.candidate import Built
     from ridgeline.optimizer.search.facts import GRAPHED, PLAIN
     from ridgeline.optimizer.search.facts import STOCK as COMPILED
 
     def chosen(self: Any, search: Any) -> Any:
-        for rung in rungs(self, search):
-            name = rung.candidate.name
+        for proposal in proposals(self, search):
+            name = proposal.candidate.name
             whole = name.startswith("blocks") and name.endswith(GRAPHED) and "−" not in name
             if name in (PLAIN, COMPILED, COMPILED + GRAPHED) or whole:
-                yield rung
+                yield proposal
             else:
-                search.record(Built(rung.candidate, search.problem.model, Report()), "skipped", "not asked for")
+                search.record(Built(proposal.candidate, search.problem.model, Report()), "skipped", "not asked for")
 
     return chosen
 

@@ -62,16 +62,16 @@ def _recorded(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 CHOSEN_CASES = [case for case in (*HIDDEN_STATE, *ARGUMENTS) if case.name in CHOSEN]
 
 
-@pytest.mark.parametrize("ruse", CHOSEN_CASES, ids=lambda ruse: ruse.name)
-def test_a_recording_is_not_caught_out(ruse: CallerCase) -> None:
+@pytest.mark.parametrize("case", CHOSEN_CASES, ids=lambda case: case.name)
+def test_a_recording_is_not_caught_out(case: CallerCase) -> None:
     try:
-        wanted = test_adversarial_callers._played(ruse, test_adversarial_callers._model(ruse).to(DEVICE))
-        model = test_adversarial_callers._model(ruse).to(DEVICE)
-        args, kwargs = ruse.inputs()
-        found = test_adversarial_callers._played(ruse, _recorded(model, args, kwargs))
+        wanted = test_adversarial_callers._played(case, test_adversarial_callers._model(case).to(DEVICE))
+        model = test_adversarial_callers._model(case).to(DEVICE)
+        args, kwargs = case.inputs()
+        found = test_adversarial_callers._played(case, _recorded(model, args, kwargs))
         test_adversarial_callers._compare(found, wanted, exact=False)
     finally:
-        ruse.reset()
+        case.reset()
 
 
 def test_memory_that_somebody_keeps_of_a_result_is_not_written_to() -> None:

@@ -22,7 +22,7 @@ from adversarial import Case
 
 from ridgeline.engine.capture.cuda_graph import CudaExecutor
 
-CASES = (*adversarial_distant_state.CASES, *adversarial_queries.DOUBTS)
+CASES = (*adversarial_distant_state.CASES, *adversarial_queries.QUERY_CASES)
 HELD = [case for case in CASES if "host" not in case.marks and case.state]
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly")]
 
@@ -58,8 +58,8 @@ def test_a_hazard_gives_what_it_gives_eagerly(case: Case) -> None:
     assert graphed is None or not case.refused, "was recorded, though it must not be"
 
 
-@pytest.mark.parametrize("peril", adversarial_backward.PERILS, ids=lambda peril: peril.name)
-def test_a_peril_leaves_what_it_leaves_eagerly(peril: adversarial_backward.Trial) -> None:
+@pytest.mark.parametrize("case", adversarial_backward.BACKWARD_CASES, ids=lambda case: case.name)
+def test_a_backward_case_leaves_what_it_leaves_eagerly(case: adversarial_backward.Trial) -> None:
     where = SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False)
-    what, said = adversarial_backward.outcome(peril, where)
-    assert what == "refused" or not peril.refused, f"{what}: {said}"
+    what, said = adversarial_backward.outcome(case, where)
+    assert what == "refused" or not case.refused, f"{what}: {said}"

@@ -18,7 +18,6 @@ except ImportError as error:
 
 from ridgeline.kernels.adamw.op import adamw_
 from ridgeline.kernels.adamw.optimizer import AdamW
-from ridgeline.kernels.amax.op import amax
 from ridgeline.kernels.attention.op import attention, varlen_attention
 from ridgeline.kernels.contract import Primitive, Support, primitive, primitives
 from ridgeline.kernels.convolution.op import convolution
@@ -85,7 +84,6 @@ __all__ = [
     "dropout_add",
     "embedding_bag",
     "embedding_bags",
-    "amax",
     "geglu",
     "gelu",
     "grad_norm",

@@ -238,6 +238,7 @@ def text_of(receipt: Receipt) -> list[str]:
         *_section("Device time by kind of kernel, eager → result", _region_lines(receipt)),
         *_section("Why torch.compile is where it is", receipt.explanations),
         *_section("What is left", receipt.remaining),
+        *_section("Search stages skipped", [f"{name}: {reason}" for name, reason in receipt.stages_left_out]),
         *_section("Notes", receipt.notes),
     ]
 

@@ -17,8 +17,6 @@ from ridgeline.bench import verdict
 from ridgeline.bench.check import check_case
 from ridgeline.kernels import launcher, tuning
 from ridgeline.kernels.adamw import config as adamw
-from ridgeline.kernels.amax import config as extremum
-from ridgeline.kernels.amax.op import SMALL as AMAX_SMALL
 from ridgeline.kernels.contract import case, trials
 from ridgeline.kernels.convolution import config as convolution
 from ridgeline.kernels.convolution.op import SMALL as CONVOLUTIONS
@@ -305,8 +303,6 @@ CASES["scan"] = list(SCANS)
 FORCED["scan"] = [{"scan": scan.Scan(16, 4, 1, 1)}]
 CASES["pool"] = list(pooling.SMALL)
 pooling.BLOCK = 32
-CASES["amax"] = list(AMAX_SMALL)
-FORCED["amax"] = [{"extremum": extremum.Tile(8, 16, 1)}, {"extremum": extremum.Tile(8, 16, 1, ahead=True)}]
 CASES["top_k"] = list(TOP_K)
 FORCED["top_k"] = [{"top_k": top_k.Row(1)}]
 CASES["long_norm"] = list(LONG)
@@ -545,21 +541,6 @@ if asked("convolution"):
         assert torch.equal(found.isnan(), meant.isnan()), f"{rounding}, {last}: NaN stays, and nothing else becomes NaN"
         assert torch.equal(found == float("inf"), meant == float("inf")), f"{rounding}, {last}: infinities"
     print("no number stays none, all right")
-
-if asked("amax"):
-    from ridgeline.kernels.amax.op import amax
-
-    drawn = torch.randint(-3, 4, (2, 37, 40)).float()  # full of ties
-    drawn[0, :, 0], drawn[0, :, 1], drawn[0, :, 2] = float("-inf"), float("inf"), 0.0
-    drawn[0, 5, 2], drawn[0, [3, 30], 3], drawn[1, [9, 17], 4] = -0.0, float("nan"), -float("nan")
-    drawn[1, 2, 4], drawn[1, 33, 5] = float("inf"), float("-inf")
-    with tuning.forced("extremum", extremum.Tile(8, 16, 1)):
-        for largest, x in itertools.product((True, False), (drawn, drawn.bfloat16(), drawn.half())):
-            meant = drawn.argmax(1) if largest else drawn.argmin(1)
-            assert torch.equal(amax(x, 1, largest, True), meant), "the first of equals, and of what is no number"
-            values = x.amax(1) if largest else x.amin(1)
-            torch.testing.assert_close(amax(x, 1, largest), values, rtol=0, atol=0, equal_nan=True)
-    print("places, all right")
 
 if asked("top_k"):
     from ridgeline.kernels.top_k.op import top_k as places

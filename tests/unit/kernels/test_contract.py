@@ -185,7 +185,6 @@ SAMPLES = {
     ),
     "scan": lambda: (drawn(3, 5), drawn(3, 5) > 0, 1, False, True, False),
     "pool": lambda: (drawn(2, 3, 8, 7), [3, 2], [2, 1], [1, 0], [1, 2], False),
-    "amax": lambda: (drawn(2, 5, 40), 1, True, False),
     "top_k": lambda: (drawn(2, 5, 40), 3, True),
     "long_norm": lambda: (drawn(4, 12), "norm", 12, drawn(4), drawn(4), 2, 1e-5),
     "linear": lambda: (drawn(*X), drawn(12, 16), drawn(12), drawn(*W), drawn(4, 6), 1e-6, 0.0, "silu", True),

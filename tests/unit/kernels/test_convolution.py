@@ -139,14 +139,6 @@ def test_windows_that_go_on_by_one_are_read_together():
         assert list(made(pool, meta(*shape), window, stride, padding)) == ["pool_windows"]
 
 
-def test_places_of_extremes_fit_into_few_registers():
-    from ridgeline.kernels.amax.op import amax
-
-    for x in (meta(128, 4096, 4095), meta(128, 4096, 4095).bfloat16()):
-        facts = made(amax, x, 1, False, True)["extreme_places"]
-        assert facts.num_spills == 0 and facts.num_registers <= 128, "four programs on a multiprocessor"
-
-
 def test_turned_images_go_from_shared_memory_to_the_tensor_cores_in_whole_accesses():
     (tile, *_) = turned(tiles(128, 126 * 126, False, 576), 64, 1, 576, 3e11)
     assert tile.last

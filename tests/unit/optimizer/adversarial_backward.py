@@ -397,7 +397,7 @@ def _complex_layer() -> nn.Module:
     return Waves()
 
 
-PERILS: tuple[Trial, ...] = (
+BACKWARD_CASES: tuple[Trial, ...] = (
     Trial("a backward that reads a global", _of(lambda m, x: Reversed.apply(m.inner(x))), _next_lambda,
           missed="LAMBDA"),
     Trial("a backward that counts", _of(lambda m, x: Counting.apply(m.inner(x))), plain, refused="SEEN"),
@@ -439,34 +439,34 @@ PERILS: tuple[Trial, ...] = (
 )  # fmt: skip
 
 
-def outcome(peril: Trial, at: Any) -> tuple[str, str]:
+def outcome(case: Trial, at: Any) -> tuple[str, str]:
     """Takes the steps with a model and with its recording; what was done and said, or AssertionError."""
     seed(3)
-    eager = peril.model().to(at.device).train()
+    eager = case.model().to(at.device).train()
     model = copy.deepcopy(eager)
     reason, graphed = "", None
     try:
-        given = peril.given(model, _input(at, 0))
+        given = case.given(model, _input(at, 0))
         graphed = graph_training(model, given, {}, model, executor=at.executor())
         fast = Optimized(model, [Plan(graphed.signature, graphed)], mode="train")
     except NotGraphable as error:
         reason, fast = str(error), Optimized(model, mode="train")
     for number in range(STEPS):
-        found = [_taken(peril, call, held, at, number) for call, held in ((eager, eager), (fast, model))]
-        assert alike(found[1], found[0], exact=at.exact and peril.exact), f"step {number}: what is left differs"
+        found = [_taken(case, call, held, at, number) for call, held in ((eager, eager), (fast, model))]
+        assert alike(found[1], found[0], exact=at.exact and case.exact), f"step {number}: what is left differs"
     if graphed is None:
         return "refused", reason
     missed = " | ".join([*fast.fallbacks, *graphed.misses])
     return ("missed", missed) if missed else ("replayed", str(graphed.replays))
 
 
-def _taken(peril: Trial, call: Any, model: Any, at: Any, number: int) -> Any:
+def _taken(case: Trial, call: Any, model: Any, at: Any, number: int) -> Any:
     seed(900 + number)
     x = _input(at, number)
     try:
-        found = peril.step(call, model, x, number)
+        found = case.step(call, model, x, number)
     except RuntimeError as error:
-        if not peril.raises or not re.search(peril.raises, str(error)):
+        if not case.raises or not re.search(case.raises, str(error)):
             raise
         found = "raised"
     return found, [p.detach().clone() for p in model.parameters()]
@@ -477,19 +477,19 @@ def _input(at: Any, number: int) -> Tensor:
     return torch.randn(6, 8, generator=generator).to(at.device)
 
 
-def check(peril: Trial, at: Any) -> None:
+def check(case: Trial, at: Any) -> None:
     """The outcome is the expected one."""
-    what, said = outcome(peril, at)
-    wanted = "refused" if peril.refused else "missed" if peril.missed else "replayed"
+    what, said = outcome(case, at)
+    wanted = "refused" if case.refused else "missed" if case.missed else "replayed"
     assert what == wanted, f"{what}: {said}"
-    assert re.search(peril.refused or peril.missed, said), said
+    assert re.search(case.refused or case.missed, said), said
 
 
-__all__ = ["PERILS", "check", "outcome", "reset"]
+__all__ = ["BACKWARD_CASES", "check", "outcome", "reset"]
 
 
 def reset() -> None:
-    """What perils change for everybody, as it was."""
+    """What cases change for everybody, as it was."""
     global LAMBDA
     LAMBDA = 1.0
     SEEN.clear()

@@ -59,7 +59,7 @@ def _imported_deep(m: Any, x: Tensor) -> Tensor:
 
 
 def _asked_by_word(m: Any, x: Tensor) -> Tensor:
-    return m.inner(x) * getattr(SETTINGS, "scale")  # noqa: B009  (the hazard)
+    return m.inner(x) * getattr(SETTINGS, "scale")  # noqa: B009  (the adversarial read)
 
 
 def _all_names(m: Any, x: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ def _dice_of_the_system(m: Any, x: Tensor) -> Tensor:
     return m.inner(x) + 0 * (uuid.uuid4().int % 7)
 
 
-FILE = Path(tempfile.gettempdir()) / "ridgeline-hazard-scale"
+FILE = Path(tempfile.gettempdir()) / "ridgeline-adversarial-scale"
 
 
 def _reads_file(m: Any, x: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ def _write_file(model: Any, call: int) -> None:
 
 
 def _logs(m: Any, x: Tensor) -> Tensor:
-    logging.getLogger("hazard").warning("forward")
+    logging.getLogger("adversarial").warning("forward")
     return m.inner(x)
 
 

@@ -212,11 +212,11 @@ attr(lambda: threading.Lock(), lambda v: 2.0 if v.locked() else 3.0, lambda v: v
 attr(lambda: queue.Queue(), lambda v: 1.0 + v.qsize(), lambda v: v.put(1), "a queue")
 attr(lambda: queue.SimpleQueue(), lambda v: 1.0 + v.qsize(), lambda v: v.put(1), "a simple queue")
 attr(
-    lambda: logging.getLogger("ruse"),
+    lambda: logging.getLogger("adversarial"),
     lambda v: 2.0 if v.isEnabledFor(logging.DEBUG) else 3.0,
     lambda v: v.setLevel(logging.DEBUG),
     "a log's level",
-    reset=lambda: logging.getLogger("ruse").setLevel(logging.WARNING),
+    reset=lambda: logging.getLogger("adversarial").setLevel(logging.WARNING),
 )
 attr(lambda: collections.Counter(a=2), lambda v: float(v["a"]), lambda v: v.update(a=3), "a counter")
 attr(
@@ -316,7 +316,7 @@ attr(
     lambda v: setattr(v, "scale", 5.0),
     "a dictionary that is its own attributes",
 )
-CV = ContextVar("ruse")
+CV = ContextVar("adversarial")
 
 
 class Box:
@@ -567,12 +567,12 @@ add(
     calls(lambda m: TABLE.__setitem__("f", _five)),
     reset=lambda: TABLE.__setitem__("f", _two),
 )
-builtins.RUSE = 2.0
+builtins.ADVERSARIAL = 2.0
 add(
     "a name among the built-in ones",
-    of(lambda m, y: m.inner(y) * RUSE),  # noqa: F821  (that is the ruse)
-    calls(lambda m: setattr(builtins, "RUSE", 5.0)),
-    reset=lambda: setattr(builtins, "RUSE", 2.0),
+    of(lambda m, y: m.inner(y) * ADVERSARIAL),  # noqa: F821  (the adversarial read)
+    calls(lambda m: setattr(builtins, "ADVERSARIAL", 5.0)),
+    reset=lambda: setattr(builtins, "ADVERSARIAL", 2.0),
 )
 
 
@@ -588,15 +588,15 @@ add(
 )
 add(
     "words of the command line",
-    of(lambda m, y: m.inner(y) * (2.0 if "--ruse" in sys.argv else 3.0)),
-    calls(lambda m: sys.argv.append("--ruse")),
-    reset=lambda: sys.argv.remove("--ruse") if "--ruse" in sys.argv else None,
+    of(lambda m, y: m.inner(y) * (2.0 if "--adversarial" in sys.argv else 3.0)),
+    calls(lambda m: sys.argv.append("--adversarial")),
+    reset=lambda: sys.argv.remove("--adversarial") if "--adversarial" in sys.argv else None,
 )
 add(
     "an attribute of a library's module",
-    of(lambda m, y: m.inner(y) * getattr(F, "ruse", 1.0)),
-    calls(lambda m: setattr(F, "ruse", 5.0)),
-    reset=lambda: vars(F).pop("ruse", None),
+    of(lambda m, y: m.inner(y) * getattr(F, "adversarial", 1.0)),
+    calls(lambda m: setattr(F, "adversarial", 5.0)),
+    reset=lambda: vars(F).pop("adversarial", None),
 )
 add("who calls", of(lambda m, y: m.inner(y) * (2.0 if sys._getframe(6).f_code.co_name == "x" else 1.0)), calls())
 
@@ -627,7 +627,7 @@ def _in_thread(m, *a):
         with torch.no_grad():
             got.append(m(*a))
 
-    t = threading.Thread(target=run, name="ruse-worker")
+    t = threading.Thread(target=run, name="adversarial-worker")
     t.start()
     t.join()
     return got[0]
@@ -643,7 +643,7 @@ def _thr(m):
 
 add(
     "which thread it runs in",
-    of(lambda m, y: m.inner(y) * (2.0 if threading.current_thread().name == "ruse-worker" else 1.0)),
+    of(lambda m, y: m.inner(y) * (2.0 if threading.current_thread().name == "adversarial-worker" else 1.0)),
     _thr,
 )
 add("which thread, by its number", of(lambda m, y: m.inner(y) * (2.0 if threading.get_ident() == MAIN else 1.0)), _thr)

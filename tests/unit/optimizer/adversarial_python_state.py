@@ -66,7 +66,7 @@ def _warns(m: Any, x: Tensor) -> Tensor:
 # --- what functions and modules keep --------------------------------------------------------------------------------
 
 
-def _logged(x: Tensor, log: list[int] = []) -> Tensor:  # noqa: B006  (the snare)
+def _logged(x: Tensor, log: list[int] = []) -> Tensor:  # noqa: B006  (the adversarial default)
     log.append(1)
     return x * len(log)
 

@@ -24,7 +24,7 @@ SETTINGS.scale = 2.0  # type: ignore[attr-defined]
 sys.modules["doubt_settings"] = SETTINGS
 LAST = "le"
 FACTOR = 2.0
-FLAG = Path(tempfile.gettempdir()) / "ridgeline-doubt-flag"
+FLAG = Path(tempfile.gettempdir()) / "ridgeline-query-flag"
 
 
 def _set(model: Any, call: int) -> None:
@@ -243,7 +243,7 @@ def _words(m: Any, x: Tensor) -> Any:
     return m.inner(x), str(x)
 
 
-DOUBTS: tuple[Case, ...] = (
+QUERY_CASES: tuple[Case, ...] = (
     Case("an input asked whether it requires gradients", _asking(lambda x: x.requires_grad), _made(_learning),
          missed="requires gradients"),
     Case("an input asked for its gradient", _asking(lambda x: x.grad is None), _made(_with_gradient),

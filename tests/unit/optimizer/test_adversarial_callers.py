@@ -51,34 +51,34 @@ def _seed(value: int) -> None:
     np.random.seed(value)
 
 
-def _model(ruse: CallerCase) -> Any:
-    ruse.reset()
-    ruse.inputs()
+def _model(case: CallerCase) -> Any:
+    case.reset()
+    case.inputs()
     _seed(7)
-    return ruse.model().train(ruse.train)
+    return case.model().train(case.train)
 
 
-def _around(ruse: CallerCase) -> Any:
-    return contextlib.nullcontext() if ruse.grad else torch.no_grad()
+def _around(case: CallerCase) -> Any:
+    return contextlib.nullcontext() if case.grad else torch.no_grad()
 
 
-def _played(ruse: CallerCase, call: Any) -> list[Any]:
+def _played(case: CallerCase, call: Any) -> list[Any]:
     """What a script sees, errors and random numbers after it included."""
     _seed(11)
     seen: list[Any] = []
-    with _around(ruse), warnings.catch_warnings():
+    with _around(case), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            seen += ruse.script(call)
+            seen += case.script(call)
         except Exception as error:
             seen.append((type(error), str(error)))
     return [*seen, random.random(), torch.rand(2), np.random.rand()]
 
 
-def _recorded(ruse: CallerCase, model: Any) -> tuple[Any, Graphed | None, str]:
-    args, kwargs = ruse.inputs()
+def _recorded(case: CallerCase, model: Any) -> tuple[Any, Graphed | None, str]:
+    args, kwargs = case.inputs()
     try:
-        with _around(ruse), ruse.around():
+        with _around(case), case.around():
             recording = graph_inference(model, args, kwargs, model, executor=TapeExecutor())
     except NotGraphable as error:
         return Optimized(model), None, str(error)
@@ -97,38 +97,38 @@ def _as_before(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No garbage is collected before every recording, which no tape minds: that is four fifths of the time."""
     monkeypatch.setattr(graphed, "gc", SimpleNamespace(collect=lambda: 0))
     yield
-    for ruse in [held for held in request.node.callspec.params.values() if isinstance(held, CallerCase)]:
-        ruse.reset()
+    for case in [held for held in request.node.callspec.params.values() if isinstance(held, CallerCase)]:
+        case.reset()
 
 
-@pytest.mark.parametrize("ruse", [*HIDDEN_STATE, *ARGUMENTS, *CHANGES_BETWEEN_CALLS], ids=lambda ruse: ruse.name)
-def test_a_recording_is_not_caught_out(ruse: CallerCase) -> None:
-    wanted = _played(ruse, _model(ruse))
-    model = _model(ruse)
-    before = compare.snapshot(model) if ruse.snap else {}
-    fast, recording, reason = _recorded(ruse, model)
-    assert compare.alike(compare.snapshot(model) if ruse.snap else {}, before, exact=True), "recording left a trace"
-    _compare(_played(ruse, fast), wanted, exact=True)
+@pytest.mark.parametrize("case", [*HIDDEN_STATE, *ARGUMENTS, *CHANGES_BETWEEN_CALLS], ids=lambda case: case.name)
+def test_a_recording_is_not_caught_out(case: CallerCase) -> None:
+    wanted = _played(case, _model(case))
+    model = _model(case)
+    before = compare.snapshot(model) if case.snap else {}
+    fast, recording, reason = _recorded(case, model)
+    assert compare.alike(compare.snapshot(model) if case.snap else {}, before, exact=True), "recording left a trace"
+    _compare(_played(case, fast), wanted, exact=True)
     assert recording.replays or fast.fallbacks if recording is not None else reason
 
 
 TRACED_CASES = [each for each in (*HIDDEN_STATE, *ARGUMENTS, *CHANGES_BETWEEN_CALLS) if each.name in TRACED]
 
 
-@pytest.mark.parametrize("ruse", TRACED_CASES, ids=lambda ruse: ruse.name)
-def test_compiled_code_without_its_guards_is_not_caught_out(ruse: CallerCase, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("case", TRACED_CASES, ids=lambda case: case.name)
+def test_compiled_code_without_its_guards_is_not_caught_out(case: CallerCase, monkeypatch: Any) -> None:
     monkeypatch.setattr(Stages, "proposals", lambda self, search: iter([Proposal(STRAIGHT, 0.1)]))
-    wanted = _played(ruse, _model(ruse))
-    model, (args, kwargs) = _model(ruse), ruse.inputs()
+    wanted = _played(case, _model(case))
+    model, (args, kwargs) = _model(case), case.inputs()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         fast = rl.optimize(model, args, kwargs, budget_s=30, use_cache=False)
     assert fast.receipt.winner in ("straight", "eager")
-    _compare(_played(ruse, fast), wanted, exact=False)
+    _compare(_played(case, fast), wanted, exact=False)
 
 
-@pytest.mark.parametrize("ruse", [HIDDEN_STATE[0]], ids=["all"])
-def test_every_ruse_has_a_name_of_its_own(ruse: CallerCase) -> None:
-    names = [ruse.name for ruse in (*HIDDEN_STATE, *ARGUMENTS, *CHANGES_BETWEEN_CALLS)]
+@pytest.mark.parametrize("case", [HIDDEN_STATE[0]], ids=["all"])
+def test_every_case_has_a_name_of_its_own(case: CallerCase) -> None:
+    names = [case.name for case in (*HIDDEN_STATE, *ARGUMENTS, *CHANGES_BETWEEN_CALLS)]
     assert len(set(names)) == len(names) >= 200
-    assert isinstance(ruse.model(), nn.Module)
+    assert isinstance(case.model(), nn.Module)

@@ -50,7 +50,7 @@ def _few_objects() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(adversarial_distant_state, "FILE", tmp_path / "scale")
-    logging.getLogger("hazard").addHandler(logging.NullHandler())
+    logging.getLogger("adversarial").addHandler(logging.NullHandler())
     adversarial_distant_state.reset()
     adversarial_backward.reset()
     yield
@@ -62,9 +62,9 @@ def test_a_hazard_gives_what_it_gives_eagerly_or_is_refused(case: Case) -> None:
     compare.check(case, CPU, TapeExecutor)
 
 
-@pytest.mark.parametrize("peril", adversarial_backward.PERILS, ids=lambda peril: peril.name)
-def test_a_peril_leaves_what_it_leaves_eagerly_or_is_refused(peril: adversarial_backward.Trial) -> None:
-    adversarial_backward.check(peril, AT)
+@pytest.mark.parametrize("case", adversarial_backward.BACKWARD_CASES, ids=lambda case: case.name)
+def test_a_backward_case_leaves_what_it_leaves_eagerly_or_is_refused(case: adversarial_backward.Trial) -> None:
+    adversarial_backward.check(case, AT)
 
 
 # --- a result beside its model --------------------------------------------------------------------------------------

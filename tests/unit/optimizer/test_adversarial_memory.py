@@ -34,21 +34,21 @@ def _without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "gc", SimpleNamespace(collect=lambda: 0))
 
 
-@pytest.mark.parametrize("ruse", MEMORY, ids=lambda ruse: ruse.name)
-def test_recorded_calls_are_eagers(ruse: CallerCase) -> None:
-    wanted = _played(ruse, _model(ruse))
-    model = _model(ruse)
+@pytest.mark.parametrize("case", MEMORY, ids=lambda case: case.name)
+def test_recorded_calls_are_eagers(case: CallerCase) -> None:
+    wanted = _played(case, _model(case))
+    model = _model(case)
     before = compare.snapshot(model)
-    fast, recording, reason = _recorded(ruse, model)
+    fast, recording, reason = _recorded(case, model)
     assert compare.alike(compare.snapshot(model), before, exact=True), "recording left a trace"
-    _compare(_played(ruse, fast), wanted, exact=True)
+    _compare(_played(case, fast), wanted, exact=True)
     assert recording.replays or fast.fallbacks if recording is not None else reason
 
 
-@pytest.mark.parametrize("ruse", STEPS, ids=lambda ruse: ruse.name)
-def test_recorded_steps_are_eagers(ruse: CallerCase) -> None:
-    wanted = _played(ruse, _model(ruse))
-    model, (args, kwargs) = _model(ruse), ruse.inputs()
+@pytest.mark.parametrize("case", STEPS, ids=lambda case: case.name)
+def test_recorded_steps_are_eagers(case: CallerCase) -> None:
+    wanted = _played(case, _model(case))
+    model, (args, kwargs) = _model(case), case.inputs()
     before = compare.snapshot(model)
     try:
         recording: Any = graph_training(model, args, kwargs, model, loss=summed, executor=TapeExecutor())
@@ -56,11 +56,11 @@ def test_recorded_steps_are_eagers(ruse: CallerCase) -> None:
     except NotGraphable as error:
         recording, plans, reason = None, [], str(error)
     assert compare.alike(compare.snapshot(model), before, exact=True), "recording left a trace"
-    _compare(_played(ruse, Optimized(model, plans, mode="train")), wanted, exact=True)
+    _compare(_played(case, Optimized(model, plans, mode="train")), wanted, exact=True)
     assert recording.replays if recording is not None else reason
 
 
 def test_most_of_them_are_recorded_and_none_is_there_twice() -> None:
-    for ruses in (MEMORY, STEPS):
-        names = [ruse.name for ruse in ruses]
+    for cases in (MEMORY, STEPS):
+        names = [case.name for case in cases]
         assert len(set(names)) == len(names) >= 80

@@ -50,7 +50,7 @@ def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     adversarial_queries.reset()
 
 
-@pytest.mark.parametrize("case", adversarial_queries.DOUBTS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", adversarial_queries.QUERY_CASES, ids=lambda case: case.name)
 def test_a_doubt_is_answered_as_it_is_eagerly_or_refused(case: Case) -> None:
     compare.check(case, CPU, TapeExecutor)
 

@@ -140,7 +140,7 @@ def _outcome(
     called_s = {f"{name}, handed": seconds for name, seconds in (handed_s or {}).items()}
     names = [name for name in true_s if name != "eager"]
     costs_s = {**(built_s or {}), **(priced_s or {})}
-    rungs = [Proposal(Candidate(name=name, options=(("n", i),)), costs_s.get(name, 0.1))
+    proposals = [Proposal(Candidate(name=name, options=(("n", i),)), costs_s.get(name, 0.1))
              for i, name in enumerate(names)]  # fmt: skip
     monkeypatch.setattr(measure.Track, "turn_s", turn_s)
     monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
@@ -149,7 +149,7 @@ def _outcome(
     monkeypatch.setattr(summary, "environment", dict)
     monkeypatch.setattr(searching, "_undisturbed", lambda budget_s: contextlib.nullcontext())
     monkeypatch.setattr(last_race, "handed", handed)
-    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter(rungs))
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter(proposals))
     monkeypatch.setattr(searching, "parts", lambda self, eager, best: ())
     problem = Problem(model=model, inputs=Inputs((torch.randn(2, 4),)), mode=mode, device=torch.device("cpu"),
                       budget_s=budget_s)  # fmt: skip

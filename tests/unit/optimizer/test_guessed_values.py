@@ -181,15 +181,15 @@ def test_a_search_guesses_in_all_recordings_once_one_has_failed_for_a_value() ->
     facts = Facts(mode="infer", cuda=True, eager_s=1e-3, groups=(), num_leaves=100, unlike_frac=1.0, has_conv=False,
                   substitutable=(), unmasked=False, has_cache=False, forecast=None, budget_s=120.0)  # fmt: skip
     for reason, guesses in (("the host waits for a value of a tensor, at a.py:3", True), ("it draws", False)):
-        climbed = {}
+        proposed = {}
 
-        class Climber:
+        class FakeProgress:
             best = Built(Candidate(name="eager"), lambda: None, Report())
             entries: dict[str, Any] = {}
 
-        climber = Climber()
-        climber.entries = {}
-        for proposal in Stages(facts).proposals(climber):
+        progress = FakeProgress()
+        progress.entries = {}
+        for proposal in Stages(facts).proposals(progress):
             failed = proposal.candidate.name == "graph"
 
             class Entry:
@@ -197,6 +197,6 @@ def test_a_search_guesses_in_all_recordings_once_one_has_failed_for_a_value() ->
                 reason = ""
 
             Entry.reason = reason if failed else ""
-            climbed[proposal.candidate.name], climber.entries[proposal.candidate.name] = proposal.candidate, Entry()
-        assert ("graph, guessing" in climbed) is guesses
-        assert climbed["torch.compile + graph"].guesses is guesses and not climbed["torch.compile"].guesses
+            proposed[proposal.candidate.name], progress.entries[proposal.candidate.name] = proposal.candidate, Entry()
+        assert ("graph, guessing" in proposed) is guesses
+        assert proposed["torch.compile + graph"].guesses is guesses and not proposed["torch.compile"].guesses

@@ -231,7 +231,7 @@ def test_nothing_is_narrowed_unless_an_error_is_allowed(monkeypatch: Any) -> Non
 
 
 def _sleeping(model: nn.Module) -> nn.Module:
-    """The eager model takes longer than any rewritten one: what is faster is beyond doubt."""
+    """The eager model sleeps, so that any rewritten one is faster."""
 
     class Slow(Net):
         def forward(self, x: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ from ridgeline.optimizer.search.timing import Timed, compare
 
 
 class Slow(nn.Module):
-    """Sleeps, so that what is faster is beyond doubt."""
+    """Sleeps, so that the faster one is unambiguous."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -395,17 +395,17 @@ def _facts(**given: Any) -> Facts:
     return Facts(**{**plain, **given})
 
 
-class Climbing:
+class FakeProgress:
     def __init__(self) -> None:
         self.best = Built(Candidate(name="eager"), lambda: None, Report())
         self.entries: dict[str, Any] = {}
 
 
 def _names(facts: Facts) -> list[str]:
-    climber, found = Climbing(), []
-    for proposal in Stages(facts).proposals(climber):
+    progress, found = FakeProgress(), []
+    for proposal in Stages(facts).proposals(progress):
         found.append(proposal.candidate.name)
-        climber.entries[proposal.candidate.name] = replace_status(proposal)
+        progress.entries[proposal.candidate.name] = replace_status(proposal)
     return found
 
 
@@ -433,10 +433,10 @@ def test_experts_are_tried_inside_of_what_is_compiled_too() -> None:
 
 def test_encoders_that_pack_rows_are_put_in_place_of_before_a_whole_is_traced() -> None:
     def parts(**given: Any) -> dict[str, tuple[str, ...]]:
-        climber, found = Climbing(), {}
-        for proposal in Stages(_facts(substitutable=("encoders",), **given)).proposals(climber):
+        progress, found = FakeProgress(), {}
+        for proposal in Stages(_facts(substitutable=("encoders",), **given)).proposals(progress):
             found[proposal.candidate.name] = proposal.candidate.substituted
-            climber.entries[proposal.candidate.name] = replace_status(proposal)
+            progress.entries[proposal.candidate.name] = replace_status(proposal)
         return found
 
     found = parts()
@@ -465,7 +465,7 @@ def test_a_decoding_step_of_32_layers_fits_into_a_short_search() -> None:
     (group,) = groups(nn.Sequential(nn.Linear(8, 8), nn.Sequential(*[Block() for _ in range(4)])))
     seen = Forecast("H200", 3.4e-3, {}, 8.5e-3, 3e-2, 1690, 0.5, (), 0.0)
     facts = _facts(groups=(group,), has_cache=True, forecast=seen, budget_s=36.0)
-    (cost_s,) = [proposal.cost_s for proposal in _rungs(facts)
+    (cost_s,) = [proposal.cost_s for proposal in _proposals_of(facts)
                  if proposal.candidate.name == "rewrites + graph"]  # fmt: skip
     assert 6 < cost_s < 10
 
@@ -498,19 +498,19 @@ def test_a_short_call_is_tried_past_its_guards_and_recorded_only_where_that_copi
 def test_where_torch_compile_leads_its_code_is_tried_past_its_guards() -> None:
     """Its guards and our look on top of them were 31 µs of a layer norm of 0.41 ms."""
 
-    def climbed(leader: str, matched: dict[str, int]) -> list[Candidate]:
-        climber, found = Climbing(), []
-        for proposal in Stages(_facts(num_leaves=2)).proposals(climber):
+    def proposed(leader: str, matched: dict[str, int]) -> list[Candidate]:
+        progress, found = FakeProgress(), []
+        for proposal in Stages(_facts(num_leaves=2)).proposals(progress):
             found.append(proposal.candidate)
-            climber.best = Built(Candidate(name=leader), lambda: None, Report())
-            climber.entries[proposal.candidate.name] = replace_status(proposal)
-            climber.entries[proposal.candidate.name].rewrites = matched
+            progress.best = Built(Candidate(name=leader), lambda: None, Report())
+            progress.entries[proposal.candidate.name] = replace_status(proposal)
+            progress.entries[proposal.candidate.name].rewrites = matched
         return found
 
-    (same,) = [c for c in climbed("torch.compile", {"long-rows": 1}) if c.name == "compiled as it is"]
+    (same,) = [c for c in proposed("torch.compile", {"long-rows": 1}) if c.name == "compiled as it is"]
     assert same.straight and same.is_stock and not same.graphed
-    assert "compiled as it is" not in [c.name for c in climbed("rewrites", {"long-rows": 1})]
-    assert "compiled as it is" not in [c.name for c in climbed("torch.compile", {})], "compiled is the same already"
+    assert "compiled as it is" not in [c.name for c in proposed("rewrites", {"long-rows": 1})]
+    assert "compiled as it is" not in [c.name for c in proposed("torch.compile", {})], "compiled is the same already"
     assert not replace(same, rewrites=("norm",)).is_stock and not replace(same, options=(("a", 1),)).is_stock
 
 
@@ -538,17 +538,17 @@ def test_blocks_that_cannot_be_compiled_alone_lead_to_the_whole_at_once() -> Non
 def test_recurrent_layers_cost_a_compiler_nothing_since_it_does_not_look_into_them() -> None:
     seen = Forecast("H200", 1e-3, {}, 1e-3, 1e-3, 6000, 0.5, (), 0.0)
     cost_s = [
-        {each.candidate.name: each.cost_s for each in _rungs(_facts(num_leaves=2, forecast=seen, recurrent=recurrent))}
+        {p.candidate.name: p.cost_s for p in _proposals_of(_facts(num_leaves=2, forecast=seen, recurrent=recurrent))}
         for recurrent in (True, False)
     ]
     assert cost_s[0]["torch.compile"] < 10 < 100 < cost_s[1]["torch.compile"]
 
 
-def _rungs(facts: Facts) -> list[Proposal]:
-    climber, found = Climbing(), []
-    for proposal in Stages(facts).proposals(climber):
+def _proposals_of(facts: Facts) -> list[Proposal]:
+    progress, found = FakeProgress(), []
+    for proposal in Stages(facts).proposals(progress):
         found.append(proposal)
-        climber.entries[proposal.candidate.name] = replace_status(proposal)
+        progress.entries[proposal.candidate.name] = replace_status(proposal)
     return found
 
 
@@ -573,13 +573,13 @@ def test_generated_kernels_are_tuned_where_products_would_take_too_long_and_only
 
 def test_where_torch_compile_leads_what_it_made_is_what_is_tuned() -> None:
     """Our rewrites of a restoring network were 3 % behind it: tuned, they would have begun there."""
-    climber = Climbing()
+    progress = FakeProgress()
     leader = Candidate(name="torch.compile + graph", compiler="stock", graphed=True)
-    climber.best = Built(leader, lambda: None, Report())
+    progress.best = Built(leader, lambda: None, Report())
     found = {}
-    for proposal in Stages(_facts()).proposals(climber):
+    for proposal in Stages(_facts()).proposals(progress):
         found[proposal.candidate.name] = proposal.candidate
-        climber.entries[proposal.candidate.name] = replace_status(proposal)
+        progress.entries[proposal.candidate.name] = replace_status(proposal)
     tuned = found["tuned + graph"]
     assert tuned.rewrites == () and tuned.scope == "model" and tuned.tunes and found["compiled + graph"].rewrites
 
@@ -592,18 +592,18 @@ def test_where_torch_compile_leads_what_it_made_is_what_is_tuned() -> None:
 def test_where_torch_compile_leads_the_whole_is_tried_without_kernels_of_ours(
     leader: str, matched: dict[str, int], tried: bool
 ) -> None:
-    climber = Climbing()
+    progress = FakeProgress()
     rewritten = {} if leader == "stock" else {"rewrites": ("attention",)}
-    climber.best = Built(Candidate(name="best", compiler=leader, graphed=True, **rewritten), lambda: None, Report())
+    progress.best = Built(Candidate(name="best", compiler=leader, graphed=True, **rewritten), lambda: None, Report())
     found = {}
-    for proposal in Stages(_facts()).proposals(climber):
+    for proposal in Stages(_facts()).proposals(progress):
         found[proposal.candidate.name] = proposal.candidate
 
         class Entry:
             status, measured_s, reason = "slower", 1.0, ""
             rewrites = matched if proposal.candidate.name == "compiled + graph" else {}
 
-        climber.entries[proposal.candidate.name] = Entry()
+        progress.entries[proposal.candidate.name] = Entry()
     plainer = found.get("compiled, no kernels of ours + graph")
     assert (plainer is not None) is tried
     if plainer is not None:
@@ -645,14 +645,14 @@ def test_random_inference_keeps_eagers_dice_under_inductor() -> None:
 
 
 def _climbed(facts: Facts, status_of: Callable[[Candidate], str]) -> list[Candidate]:
-    climber, found = Climbing(), []
-    for proposal in Stages(facts).proposals(climber):
+    progress, found = FakeProgress(), []
+    for proposal in Stages(facts).proposals(progress):
         found.append(proposal.candidate)
 
         class Entry:
             status, measured_s, reason, rewrites = status_of(proposal.candidate), 1.0, "", {"halves": 1}
 
-        climber.entries[proposal.candidate.name] = Entry()
+        progress.entries[proposal.candidate.name] = Entry()
     return found
 
 
@@ -688,9 +688,9 @@ def test_where_a_vocabulary_is_outside_of_blocks_the_whole_is_compiled_in_their_
 def test_trying_convolutions_in_training_costs_what_it_took() -> None:
     def cost_s(**given: Any) -> float:
         facts = _facts(has_conv=True, convolves=True, num_convs=81, **given)
-        rungs = Stages(facts).proposals(Climbing())
-        next(rungs)
-        proposal = next(rungs)
+        proposals = Stages(facts).proposals(FakeProgress())
+        next(proposals)
+        proposal = next(proposals)
         assert proposal.candidate.name == "channels last + graph"
         return proposal.cost_s
 
@@ -825,13 +825,13 @@ def test_recorded_blocks_that_need_too_much_are_tried_keeping_half_whatever_they
 
 
 def test_time_for_torch_compile_is_kept_unless_the_budget_is_short() -> None:
-    climber, other = Climbing(), Proposal(Candidate(name="blocks", compiler="inductor"), 5.0)
+    progress, other = FakeProgress(), Proposal(Candidate(name="blocks", compiler="inductor"), 5.0)
     long, short = Stages(_facts(budget_s=120.0)), Stages(_facts(budget_s=20.0))
-    assert long.make.owed_s(other, climber) == long.make.prices.compile_s("model") > 0
-    assert short.make.owed_s(other, climber) == 0
-    assert long.make.owed_s(Proposal(Candidate(name="torch.compile", compiler="stock"), 5.0), climber) == 0
-    climber.entries["torch.compile"] = object()
-    assert long.make.owed_s(other, climber) == 0
+    assert long.make.owed_s(other, progress) == long.make.prices.compile_s("model") > 0
+    assert short.make.owed_s(other, progress) == 0
+    assert long.make.owed_s(Proposal(Candidate(name="torch.compile", compiler="stock"), 5.0), progress) == 0
+    progress.entries["torch.compile"] = object()
+    assert long.make.owed_s(other, progress) == 0
 
 
 def test_the_first_compile_tells_how_long_the_next_will_take() -> None:
@@ -915,10 +915,10 @@ def test_a_mask_that_hides_nothing_is_left_out_until_it_hides_something() -> Non
         assert not torch.equal(built.call(x, attention_mask=some), model.layer(x))
     with pytest.raises(OptimizeError, match="hides"):
         build(Candidate(name="a", unmasked=True), model, Inputs((x,), {"attention_mask": some}), "infer")
-    climber = Climbing()
-    for proposal in Stages(_facts(unmasked=True)).proposals(climber):
+    progress = FakeProgress()
+    for proposal in Stages(_facts(unmasked=True)).proposals(progress):
         assert proposal.candidate.unmasked != proposal.candidate.compiler.startswith("stock")
-        climber.entries[proposal.candidate.name] = replace_status(proposal)
+        progress.entries[proposal.candidate.name] = replace_status(proposal)
 
 
 class Numbered(Block):
@@ -940,26 +940,26 @@ def test_blocks_that_only_look_alike_are_not_compiled_one_by_one() -> None:
 
 def test_a_search_ends_at_the_floor_and_not_below_it_where_the_floor_is_of_other_work() -> None:
     forecast = Forecast("h200", 10e-3, {}, 20e-3, 1e-3, 300, 0.5, (), 0.0)
-    stages, climber = Stages(_facts(forecast=forecast)), Climbing()
+    stages, progress = Stages(_facts(forecast=forecast)), FakeProgress()
 
     class Entry:
         status, measured_s = "winner", 10.2e-3
 
-    climber.entries["eager"] = Entry()
-    assert stages.make.is_at_the_floor(climber)
+    progress.entries["eager"] = Entry()
+    assert stages.make.is_at_the_floor(progress)
     for measured_s in (12e-3, 7e-3):
         Entry.measured_s = measured_s
-        assert not stages.make.is_at_the_floor(climber)
+        assert not stages.make.is_at_the_floor(progress)
 
 
 def test_torch_compile_is_measured_even_where_the_floor_is_reached() -> None:
     found: list[str] = []
-    climber = Climbing()
+    progress = FakeProgress()
     stages = Stages(_facts(forecast=Forecast("h200", 10e-3, {}, 20e-3, 1e-3, 300, 0.5, (), 0.0)))
-    climber.entries["eager"] = type("Entry", (), {"status": "winner", "measured_s": 10.2e-3})()
-    for proposal in stages.proposals(climber):
+    progress.entries["eager"] = type("Entry", (), {"status": "winner", "measured_s": 10.2e-3})()
+    for proposal in stages.proposals(progress):
         found.append(proposal.candidate.name)
-        climber.entries[proposal.candidate.name] = replace_status(proposal)
+        progress.entries[proposal.candidate.name] = replace_status(proposal)
     assert "torch.compile" in found and "compiled + graph" not in found
 
 

@@ -96,8 +96,8 @@ def test_a_search_records_a_model_that_notes_something_and_leaves_it_as_it_was(m
     monkeypatch.setattr(measure.Comparison, "slower", property(lambda self: False))
     monkeypatch.setattr(measure.Comparison, "ahead", property(lambda self: False))
     monkeypatch.setattr(LastRace, "hardly_gains", lambda self, timed: False)
-    rungs = [Proposal(Candidate(name="graph", graphed=True), 0.1)]
-    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter(rungs))
+    proposals = [Proposal(Candidate(name="graph", graphed=True), 0.1)]
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter(proposals))
     model, x = Noting(), torch.randn(6, 8)
     fast = rl.optimize(model, (x,), mode="train", loss=lambda y: y.square().mean(), budget_s=3, use_cache=False)
     assert model.map is None
@@ -230,8 +230,8 @@ def test_a_search_records_inference_that_leaves_notes(monkeypatch: Any) -> None:
     monkeypatch.setattr(measure.Comparison, "slower", property(lambda self: False))
     monkeypatch.setattr(measure.Comparison, "ahead", property(lambda self: False))
     monkeypatch.setattr(LastRace, "hardly_gains", lambda self, timed: False)
-    rungs = [Proposal(Candidate(name="graph", graphed=True), 0.1)]
-    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter(rungs))
+    proposals = [Proposal(Candidate(name="graph", graphed=True), 0.1)]
+    monkeypatch.setattr(Stages, "proposals", lambda self, search: iter(proposals))
     model, x = Leaving().eval(), torch.randn(6, 8)
     fast = rl.optimize(model, (x,), budget_s=3, use_cache=False)
     assert fast.receipt.winner == "graph", fast.receipt.entries

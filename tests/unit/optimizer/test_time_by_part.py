@@ -181,6 +181,15 @@ def test_the_table_is_in_the_text_the_json_and_the_page() -> None:
     assert '"basis":"measured"' in render_receipt(receipt.to_dict()).replace(" ", "")
 
 
+def test_every_skipped_stage_is_one_line_of_the_text_and_of_the_page() -> None:
+    receipt = _receipt(stages_left_out=(("channels last", "no convolution"), ("tuned", "no CUDA device")))
+    section = str(receipt).split("Search stages skipped\n")[1].splitlines()
+    assert section[:2] == ["  channels last: no convolution", "  tuned: no CUDA device"]
+    page = render_receipt(receipt.to_dict())
+    assert '<ul class="lines" id="stages">' in page and '["tuned","no CUDA device"]' in page.replace('", "', '","')
+    assert "Search stages skipped" not in str(_receipt())
+
+
 def test_kernels_are_counted_by_kind_and_the_longest_is_named() -> None:
     found = tallied([("void pytorch_flash::flash_fwd_kernel<T>(P)", 2.0), ("fmha_other", 1.0), ("nvjet_tst", 1.0)])
     assert found["attention"].num == 2 and found["attention"].main == "flash_fwd_kernel"

@@ -132,9 +132,9 @@ function rewrites() {
     $("rewrites").append(el("tr", {}, el("td", {}, name), el("td", { class: "num" }, winner.rewrites[name]), el("td", { class: "why" }, shown)));
   }
 }
-function list(id) {
-  if (!R[id].length) { $(`${id}-panel`).hidden = true; return; }
-  $(id).replaceChildren(...R[id].map((line) => el("li", {}, line)));
+function list(id, lines = R[id]) {
+  if (!lines.length) { $(`${id}-panel`).hidden = true; return; }
+  $(id).replaceChildren(...lines.map((line) => el("li", {}, line)));
 }
 function footer() {
   $("footer").textContent = Object.entries(R.environment).filter(([, v]) => known(v)).map(([k, v]) => `${k} ${Array.isArray(v) ? v.join(".") : v}`).join(" · ");
@@ -144,4 +144,4 @@ $("theme").addEventListener("click", () => {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
 });
-heading(); cards(); way(); proof(); tried(); narrowed(); parts(); regions(); rewrites(); list("explanations"); list("remaining"); list("notes"); footer();
+heading(); cards(); way(); proof(); tried(); narrowed(); parts(); regions(); rewrites(); list("explanations"); list("remaining"); list("stages", (R.stages_left_out || []).map(([name, reason]) => `${name}: ${reason}`)); list("notes"); footer();

@@ -1,1 +1,0 @@
-"""The largest or smallest elements along a dim that is not the last, or their places."""
