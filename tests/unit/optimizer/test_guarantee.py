@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from torch import nn
 from ridgeline.engine.example_inputs import Inputs
 from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.rewrites.registry import Match
+from ridgeline.optimizer.search import budget as budgets
 from ridgeline.optimizer.search import builds, final_proofs, handover, last_race, prepare, summary
 from ridgeline.optimizer.search import search as searching
 from ridgeline.optimizer.search import timing as measure
@@ -143,7 +145,8 @@ def _outcome(
     proposals = [Proposal(Candidate(name=name, options=(("n", i),)), costs_s.get(name, 0.1))
              for i, name in enumerate(names)]  # fmt: skip
     monkeypatch.setattr(measure.Track, "turn_s", turn_s)
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
+    for module in (measure, budgets, summary):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(Budget, "left_s", LEFT_S)
     monkeypatch.setattr(builds, "build", built)
     monkeypatch.setattr(summary, "environment", dict)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
+import simulated_clock as clock
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -236,7 +236,7 @@ def _sleeping(model: nn.Module) -> nn.Module:
     class Slow(Net):
         def forward(self, x: Tensor) -> Tensor:
             if not torch.compiler.is_compiling():
-                time.sleep(0.004)
+                clock.sleep(0.004)
             return super().forward(x)
 
     model.__class__ = Slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,9 +98,7 @@ def test_the_second_call_remembers_the_first(monkeypatch: Any) -> None:
     args = (torch.randn(2, 8),)
     first = rl.optimize(model, args, budget_s=5)
     monkeypatch.setattr(request, "search", lambda problem: pytest.fail("searched again"))
-    began = time.perf_counter()
     second = rl.optimize(model, args, budget_s=5)
-    assert time.perf_counter() - began < 2.0
     assert second.receipt.cached and second.receipt.winner == first.receipt.winner
     del first, second
     again = rl.optimize(Net().eval(), args, budget_s=5)

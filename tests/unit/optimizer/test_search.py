@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import simulated_clock as clock
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch._dynamo")  # a busy host takes the whole budget of a search to import it
@@ -48,7 +48,7 @@ class Slow(nn.Module):
         self.layer = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(2e-3)
+        clock.sleep(2e-3)
         return self.layer(x)
 
 
@@ -82,7 +82,7 @@ def _status(receipt: Receipt) -> dict[str, str]:
 def test_the_fastest_right_candidate_wins_and_the_others_say_why(monkeypatch: Any) -> None:
     receipt, built = _searched(monkeypatch, {
         "right": lambda m: m.layer,
-        "slower": lambda m: lambda x: (time.sleep(4e-3), m.layer(x))[1],
+        "slower": lambda m: lambda x: (clock.sleep(4e-3), m.layer(x))[1],
         "broken": NotGraphable("the host waits for a value"),
     })  # fmt: skip
     assert built.candidate.name == receipt.winner == "right"
@@ -156,7 +156,7 @@ def test_a_candidate_that_fails_while_it_is_proved_is_dropped(monkeypatch: Any) 
 
 
 def test_nothing_faster_returns_eager(monkeypatch: Any) -> None:
-    receipt, built = _searched(monkeypatch, {"same": lambda m: lambda x: (time.sleep(2e-4), m(x))[1]})
+    receipt, built = _searched(monkeypatch, {"same": lambda m: lambda x: (clock.sleep(2e-4), m(x))[1]})
     assert built.candidate.name == "eager" and _status(receipt)["same"] in ("equal", "slower")
 
 
@@ -277,7 +277,7 @@ def test_where_the_last_race_cannot_tell_a_rival_that_is_ahead_wins(monkeypatch:
     monkeypatch.setattr(Search, "race", lambda self, built: race(
         self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
     layer = lambda model: model.layer
-    twice = lambda model: lambda x: (time.sleep(1e-3), model.layer(x))[1]
+    twice = lambda model: lambda x: (clock.sleep(1e-3), model.layer(x))[1]
     receipt, built = _searched(monkeypatch, {"torch.compile": twice, "ours": layer})
     assert not compare(Timed(last["ours"]), Timed(last["torch.compile"])).faster
     assert receipt.winner == built.candidate.name == "torch.compile"
@@ -294,7 +294,7 @@ def test_a_winner_that_cannot_be_handed_over_leaves_what_else_was_found(monkeypa
         return handed(problem, built, asked)
 
     monkeypatch.setattr(last_race, "handed", broken)
-    twice = lambda model: lambda x: (time.sleep(1e-3), model.layer(x))[1]
+    twice = lambda model: lambda x: (clock.sleep(1e-3), model.layer(x))[1]
     receipt, built = _searched(monkeypatch, {"torch.compile": twice, "ours": lambda model: model.layer})
     assert receipt.winner == built.candidate.name == "torch.compile"
     (entry,) = [each for each in receipt.entries if each.name == "ours"]
@@ -328,7 +328,7 @@ def test_torch_compile_that_leads_late_is_tried_past_its_guards(
     monkeypatch.setattr(LastRace, "feels_guards", lambda self, timed: True)
     monkeypatch.setattr(Search, "race", lambda self, built: race(
         self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
-    twice = lambda model: lambda x: (time.sleep(1e-3), model.layer(x))[1]
+    twice = lambda model: lambda x: (clock.sleep(1e-3), model.layer(x))[1]
     calls = {"torch.compile": twice, "ours": lambda model: model.layer}
     calls |= {"compiled as it is": lambda model: lambda x: model.layer(x)} if skipped else {}
     receipt, built = _searched(monkeypatch, Asked(calls), costs={"compiled as it is": 1e9})
@@ -352,7 +352,7 @@ def test_a_function_returns_what_eager_does_to_whoever_compares_unless_torch_com
 
     monkeypatch.setattr(Search, "prove", proved)
     monkeypatch.setattr(Stages, "is_short", short)
-    twice = lambda model: lambda x: (time.sleep(3e-3 if stock == "slower" else 1e-3), model.layer(x))[1]
+    twice = lambda model: lambda x: (clock.sleep(3e-3 if stock == "slower" else 1e-3), model.layer(x))[1]
     receipt, _ = _searched(monkeypatch, {"torch.compile": twice, "ours": lambda model: model.layer},
                            compilers={"torch.compile": "stock"})  # fmt: skip
     assert receipt.winner == winner
@@ -372,7 +372,7 @@ def test_a_rival_that_is_ahead_in_the_last_race_and_wrong_is_not_returned_and_th
     monkeypatch.setattr(searching.Track, "race", raced)
     monkeypatch.setattr(Search, "race", lambda self, built: race(
         self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
-    wrong = lambda model: lambda x: (time.sleep(1e-3), model.layer(x) + 1)[1]
+    wrong = lambda model: lambda x: (clock.sleep(1e-3), model.layer(x) + 1)[1]
     receipt, built = _searched(monkeypatch, {"ours": lambda model: model.layer, "torch.compile": wrong})
     assert receipt.winner == built.candidate.name == "ours"
     (said,) = [note for note in receipt.notes if "last race" in note]
@@ -381,7 +381,7 @@ def test_a_rival_that_is_ahead_in_the_last_race_and_wrong_is_not_returned_and_th
 
 
 def test_a_receipt_says_where_torch_compile_is_faster_and_wrong(monkeypatch: Any) -> None:
-    slower = lambda model: lambda x: (time.sleep(5e-4), model.layer(x))[1]
+    slower = lambda model: lambda x: (clock.sleep(5e-4), model.layer(x))[1]
     calls = {"torch.compile": lambda model: lambda x: model.layer(x) + 1, "ours": slower}
     receipt, _ = _searched(monkeypatch, calls)
     assert receipt.winner == "ours" and _status(receipt)["torch.compile"] == "wrong"
@@ -994,11 +994,11 @@ def test_where_a_winner_strays_eager_recorded_is_better_than_eager(monkeypatch: 
 
     class Slower(Slow):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            time.sleep(20e-3)
+            clock.sleep(20e-3)
             return self.layer(x)
 
     monkeypatch.setattr(final_proofs, "track", strays)
-    calls = {"graph": lambda m: lambda x: (time.sleep(5e-3), m.layer(x))[1], "ours": lambda m: m.layer}
+    calls = {"graph": lambda m: lambda x: (clock.sleep(5e-3), m.layer(x))[1], "ours": lambda m: m.layer}
     receipt, built = _searched(monkeypatch, calls, mode="train", model=Slower().eval())
     assert receipt.winner == built.candidate.name == "graph" and built.call is not None
     assert _status(receipt) == {"eager": "beaten", "graph": "winner", "ours": "wrong"}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import weakref
 
 import pytest
+import simulated_clock as clock
 
 torch = pytest.importorskip("torch")
 
@@ -59,7 +59,7 @@ def test_drift_cancels_in_pairs() -> None:
 
 
 def test_contenders_take_turns_and_are_switched_around_them() -> None:
-    slow, fast = Runner(lambda x: time.sleep(2e-3)), Runner(lambda x: time.sleep(2e-4))
+    slow, fast = Runner(lambda x: clock.sleep(2e-3)), Runner(lambda x: clock.sleep(2e-4))
     found = _track().race({"slow": slow, "fast": fast}, 0.2, [("slow", "fast")])
     assert len(found["slow"].seconds) == len(found["fast"].seconds) >= MIN_ROUNDS
     assert compare(found["slow"], found["fast"]).faster
@@ -67,7 +67,7 @@ def test_contenders_take_turns_and_are_switched_around_them() -> None:
 
 
 def test_a_race_stops_when_it_is_decided() -> None:
-    slow, fast = Runner(lambda x: time.sleep(5e-3)), Runner(lambda x: time.sleep(1e-4))
+    slow, fast = Runner(lambda x: clock.sleep(5e-3)), Runner(lambda x: clock.sleep(1e-4))
     found = _track().race({"slow": slow, "fast": fast}, 10.0, [("slow", "fast")])
     assert len(found["slow"].seconds) == MIN_ROUNDS
 
