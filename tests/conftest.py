@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -71,6 +73,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def repo_dir() -> Path:
     """The root of the checkout."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def num_calls() -> Callable[[Callable[[], object]], int]:
+    """Counts the functions that something calls: its cost, which no other machine and no load changes."""
+
+    def count(run: Callable[[], object]) -> int:
+        num = 0
+
+        def note(frame: object, event: str, arg: object) -> None:
+            nonlocal num
+            num += event in ("call", "c_call")
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            run()
+        finally:
+            sys.setprofile(before)
+        return num
+
+    return count
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +154,8 @@ def test_equal_requests_give_equal_graphs() -> None:
     assert build("mixtral-8x7b", mode="train").content_hash == build("mixtral-8x7b", mode="train").content_hash
 
 
-def test_language_models_build_in_about_a_millisecond() -> None:
-    def once(name: str) -> float:
-        start = time.perf_counter()
-        build(name)
-        return time.perf_counter() - start
-
-    assert min(once("llama3.1-405b") for _ in range(20)) < 3e-3  # 0.5 ms on an idle core
+def test_language_models_build_in_about_a_millisecond(num_calls: Callable[..., int]) -> None:
+    assert num_calls(lambda: build("llama3.1-405b")) < 13_000  # 6,551 without anything remembered
 
 
 @pytest.mark.parametrize(

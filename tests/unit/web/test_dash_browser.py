@@ -34,7 +34,7 @@ def browser(chromium):
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
-        found = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        found = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=300_000)
         yield found
         found.close()
 
@@ -44,7 +44,7 @@ def page(browser, base):
     """A page whose faults and requests are kept in ``page.faults``."""
     context = browser.new_context(viewport={"width": 1366, "height": 900}, accept_downloads=True)
     page = context.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(300_000)
     page.faults = []
     page.on("console", lambda m: page.faults.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: page.faults.append(str(error)))

@@ -140,7 +140,7 @@ def browser():
     if chromium is None:
         pytest.skip("chromium is not installed")
     with playwright.sync_playwright() as p:
-        opened = p.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        opened = p.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"], timeout=300_000)
         yield opened
         opened.close()
 
@@ -155,7 +155,7 @@ def test_text_of_charts_keeps_its_size_in_a_narrow_window(tmp_path, width):
     path = write_explanation(replace(found, findings=(promised,), replay=slowed), tmp_path / "r.html")
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     command = ["chromium", *options, f"--window-size={width},900", "--dump-dom", path.as_uri()]
-    drawn = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    drawn = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
     assert 'data-drawn="yes"' in drawn
     found = re.findall(r'id="(?:flame|roofline|memory)"><svg viewBox="0 0 (\d+) ', drawn)
     assert len(found) == 3 and all(0.75 * width < int(each) < width for each in found)
@@ -166,6 +166,7 @@ def test_text_of_charts_keeps_its_size_in_a_narrow_window(tmp_path, width):
 def test_a_browser_draws_every_chart_without_an_error(browser, tmp_path, name):
     path = write_explanation(_explanation(name), tmp_path / "r.html")
     tab = browser.new_page(viewport={"width": 1280, "height": 900})
+    tab.set_default_timeout(300_000)
     errors: list[str] = []
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.on("dialog", lambda dialog: errors.append("a name became markup"))
@@ -182,6 +183,7 @@ def test_a_browser_draws_every_chart_without_an_error(browser, tmp_path, name):
 def test_dragging_zooms_into_the_timeline_and_the_button_comes_back(browser, tmp_path):
     path = write_explanation(_explanation(), tmp_path / "r.html")
     tab = browser.new_page(viewport={"width": 1280, "height": 900})
+    tab.set_default_timeout(300_000)
     tab.goto(path.as_uri())
     tab.wait_for_selector("html[data-drawn=yes]")
     canvas = tab.locator("#timeline")
