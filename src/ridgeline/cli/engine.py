@@ -274,8 +274,16 @@ def _convert(asked: Asked) -> None:
 
 
 def _export_c(asked: Asked) -> None:
+    from ridgeline.engine.file.engine import Engine
     from ridgeline.engine.file.export_c import export_c
+    from ridgeline.engine.file.export_cuda import export_cuda
 
-    engine = _load(asked)
-    made = export_c(engine, asked.out or f"{Path(_source(asked)).stem}_c", _inputs(asked, engine))
+    # Nothing runs: an engine for a GPU is exported anywhere
+    engine = Engine.load(_source(asked), "cpu", trust=asked.trust, memory_limit=asked.memory_limit)
+    folder = asked.out or f"{Path(_source(asked)).stem}_c"
+    recorded = any(step.op.startswith("kernel::") for p in engine.contents.programs for step in p.steps)
+    if (asked.device or "").startswith("cuda") or (recorded and asked.device != "cpu"):
+        made = export_cuda(engine, folder)
+    else:
+        made = export_c(engine, folder, _inputs(asked, engine))
     _say(asked, {"files": list(map(str, made))}, "\n".join(map(str, made)))

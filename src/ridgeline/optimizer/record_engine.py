@@ -1,7 +1,7 @@
 """What a call issues, as a program: ops by a dispatch mode, Inductor's generated kernels by their launches.
 
-The kernel path is written against the static launcher of PyTorch 2.11 and 2.13 and has not been run on a GPU yet; the
-rest is tested on the CPU, launches included, with a launcher that stands in for the driver's.
+Launches are read from PyTorch 2.11's and 2.13's static launcher. Tests drive that launcher's own code with real cubins
+and a driver that stands in for libcuda; on a GPU it has not been run yet.
 """
 
 from __future__ import annotations
@@ -9,18 +9,24 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ridgeline.bench.verdict import error_of
+from ridgeline.engine.deferred import Later
 from ridgeline.engine.drop_in import state_of
 from ridgeline.engine.file.engine import Engine
 from ridgeline.engine.file.export import described_output, plain, pruned
 from ridgeline.engine.file.program import Input, Program, Step, check_op
+from ridgeline.engine.file.proof import flat
 from ridgeline.errors import EngineError
 
 KINDS = {"O": "*", "i": "i32", "b": "i8", "h": "i16", "l": "i64", "I": "u32", "B": "u8", "H": "u16", "K": "u64",
@@ -52,7 +58,14 @@ class Recording(TorchDispatchMode):
         for number, x in enumerate(self.inputs):
             self._add(x, {"v": number})
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled functions run as they are: under a mode that says no, PyTorch runs their Python eagerly."""
+        return True
+
+    is_infra_mode = ignore_compile_internals  # what releases before 2.10 ask instead
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:
             return self._written(func, args, kwargs)
@@ -82,6 +95,8 @@ class Recording(TorchDispatchMode):
         packet = getattr(getattr(torch.ops, schema.name.partition("::")[0]), plain_name)
         if not isinstance(target, Tensor) or target.untyped_storage().nbytes() != target.nbytes:
             raise EngineError(f"{schema.name} writes to a part of a buffer, which is not recorded")
+        if "out" in kwargs and not target.is_contiguous():
+            raise EngineError(f"{schema.name} writes to a buffer of another layout than its own, which is not recorded")
         overload = func._overloadname if base.endswith("_") else func._overloadname.replace("out", "") or "default"
         found = getattr(packet, overload.strip("_") or "default", None)
         if found is None:
@@ -206,78 +221,92 @@ def record(call: Callable[..., Any], inputs: Sequence[Tensor], names: Sequence[s
 
 @contextlib.contextmanager
 def launches(recording: Recording) -> Iterator[None]:
-    """Inside, launches of Inductor's static launcher are told to a recording."""
+    """Inside, launches of Inductor's generated kernels are told to a recording.
+
+    Compiled code looks ``run`` up on the class for every launch. The launchers behind it hold bound methods of the
+    kernel (or, from PyTorch 2.13 on, an extension's object), so nothing below this method can be exchanged later.
+    """
     try:
-        from torch._inductor.runtime.static_triton_launcher import StaticallyLaunchedCudaKernel as Launcher
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner as Tuner
     except ImportError:
         yield
         return
-    run = Launcher.run
+    run = Tuner.run
 
-    def told(self: Any, x: int, y: int, z: int, stream: int, *args: Any) -> None:
-        code = _cubins.get(id(self)) or getattr(self, "cubin_raw", None)
-        if code is None:
-            raise EngineError(f"the code of {self.name} was let go of before it was kept")
-        scratch = int(self.has_global_scratch) + int(self.has_profile_scratch)
-        kinds = [KINDS[kind] for kind in self.arg_tys]
-        recording.launched(self.name, code, kinds, (x, y, z), self.num_warps, self.shared, scratch, args)
-        run(self, x, y, z, stream, *args)
+    def told(self: Any, *args: Any, stream: int, **kwargs: Any) -> None:
+        launcher = self.launchers[0] if len(self.launchers) == 1 else None
+        kernel = getattr(launcher and launcher.__globals__.get("runner"), "__self__", None)
+        kinds = [KINDS.get(kind, "") for kind in getattr(kernel, "arg_tys", "?")]
+        if launcher is None or kernel is None or not all(kinds):
+            name = self.inductor_meta.get("kernel_name", "a generated kernel")
+            raise EngineError(f"{name} was not run before, or is not launched from its cubin alone")
+        code = code_of(self, kernel)
+        scratch = int(kernel.has_global_scratch) + int(getattr(kernel, "has_profile_scratch", False))
 
-    Launcher.run = told
+        def issue(x: int, y: int, z: int, stream: int, *given: Any) -> None:
+            recording.launched(kernel.name, code, kinds, (x, y, z), kernel.num_warps, kernel.shared, scratch, given)
+            kernel.run(x, y, z, stream, *given)
+
+        # The launcher computes the grid and leaves out constants; only what it calls at the end is another
+        namespace = {**launcher.__globals__, "runner": issue}
+        types.FunctionType(launcher.__code__, namespace, "launcher")(*args, **kwargs, stream=stream)
+
+    Tuner.run = told
     try:
         yield
     finally:
-        Launcher.run = run
+        Tuner.run = run
 
 
-_cubins: dict[int, bytes] = {}
+def code_of(tuner: Any, kernel: Any) -> bytes:
+    """A kernel's cubin. Inductor lets go of it once it is on the device, and leaves the file in Triton's cache."""
+    from torch._inductor.runtime import triton_heuristics as inductor
 
-
-@contextlib.contextmanager
-def keeping_code() -> Iterator[None]:
-    """Inside, the code of kernels that Inductor loads is kept; it lets go of it once it is on the device."""
+    raw: bytes | None = getattr(kernel, "cubin_raw", None)
+    if raw is not None:
+        return raw
+    folder = inductor.triton_cache_dir(tuner.triton_meta.get("device") or 0)
+    path = Path(folder, inductor.triton_hash_to_path_key(kernel.hash), f"{kernel.name}.cubin")
     try:
-        from torch._inductor.runtime.static_triton_launcher import StaticallyLaunchedCudaKernel as Launcher
-    except ImportError:
-        yield
-        return
-    load = Launcher.load_kernel
-
-    def kept(self: Any, device: int) -> None:
-        if getattr(self, "cubin_raw", None) is not None:
-            _cubins[id(self)] = self.cubin_raw
-        load(self, device)
-
-    Launcher.load_kernel = kept
-    try:
-        yield
-    finally:
-        Launcher.load_kernel = load
+        return path.read_bytes()
+    except OSError as error:
+        raise EngineError(f"the code of {kernel.name} is not in Triton's cache any more: {error.strerror}") from None
 
 
 def with_winner(engine: Engine, question: Any, weights: Mapping[str, Tensor], notes: list[str]) -> Engine:
-    """The engine with what ``optimize`` finds fastest as the program of its profile, if that can be recorded."""
+    """The engine with what ``optimize`` finds fastest as the program of its profile, if that can be recorded and
+    returns what the winner does on other inputs, too."""
     from ridgeline.engine.file.export import named_inputs
     from ridgeline.optimizer.request import optimize
 
     args, kwargs = question.call_at(question.profiles[len(question.profiles) // 2])
     inputs = named_inputs(question.model, args, kwargs)
-    with keeping_code(), torch.enable_grad():
+    with torch.enable_grad():
         fast = optimize(question.model, args, kwargs, mode="infer", budget_s=question.budget_s, say=question.say)
     receipt = state_of(fast).receipt
     contents = replace(engine.contents, receipt={**engine.contents.receipt, "winner": receipt.winner})
     plan = next(iter(state_of(fast).plans.values()), None)
     if plan is None or receipt.winner == "eager":
         return engine.with_contents(contents)
-    call = getattr(plan.call, "call", plan.call)  # what a CUDA graph was recorded of
+    call = plan.call.ready() if isinstance(plan.call, Later) else plan.call
+    call = getattr(call, "call", call)  # what a CUDA graph was recorded of
     try:
         program, recording = record(call, list(inputs.values()), list(inputs), weights, args, kwargs)
-    except (EngineError, RuntimeError, AttributeError, TypeError) as error:
+        index, code = recording.index()
+        held = {**contents.weights, **{name: x.cpu() for name, x in recording.constants.items()}}
+        constants = contents.constants | frozenset(recording.constants)
+        made = engine.with_contents(replace(contents, programs=(program, *contents.programs), weights=held,
+                                            constants=constants, kernels=index, cubins=code))  # fmt: skip
+        rolled, named = pytree.tree_map_only(Tensor, lambda x: x.roll(1), (tuple(args), dict(kwargs)))
+        with torch.no_grad():
+            meant = flat(call(*rolled, **named))
+        found = flat(made.on_inputs(list(named_inputs(question.model, rolled, named).values())))
+        apart = max((error_of(a.double(), b.double()).rms_frac for a, b in zip(found, meant, strict=True)), default=0.0)
+        if made.notes or not apart < 1e-2:  # bits are the same but where the winner's own differ from call to call
+            raise EngineError(made.notes[0] if made.notes else
+                              f"what was recorded is {apart:.1e} from it on other inputs (code outside of PyTorch's "
+                              "dispatcher and Inductor's launchers ran)")  # fmt: skip
+    except (EngineError, RuntimeError, AttributeError, TypeError, ValueError) as error:
         notes.append(f"{receipt.winner} is not in the engine, the exported program is: {error}")
         return engine.with_contents(contents)
-    index, code = recording.index()
-    held = {**contents.weights, **{name: x.cpu() for name, x in recording.constants.items()}}
-    constants = contents.constants | frozenset(recording.constants)
-    made = replace(contents, programs=(program, *contents.programs), weights=held, constants=constants, kernels=index,
-                   cubins=code)  # fmt: skip
-    return engine.with_contents(made)
+    return made

@@ -63,14 +63,18 @@ class Kernels:
             _check(entry, len(cubins))
             self.entries[entry["key"]] = entry
 
-    def launcher(self, key: str, grid: Sequence[int], device: torch.device) -> Callable[..., None]:
-        """A function that launches a kernel over tensors and numbers on the current stream."""
+    def entry(self, key: str, grid: Any) -> Mapping[str, Any]:
+        """What a launch of a kernel on a grid needs; an error where the file has no such kernel."""
         if key not in self.entries:
             raise EngineError(f"the file has no kernel {shown(key)}")
-        entry = self.entries[key]
+        if not isinstance(grid, list) or len(grid) != 3 or not all(type(n) is int and 0 < n <= MAX_GRID for n in grid):
+            raise EngineError(f"kernel {shown(key)} has an impossible grid {shown(grid)}")
+        return self.entries[key]
+
+    def launcher(self, key: str, grid: Any, device: torch.device) -> Callable[..., None]:
+        """A function that launches a kernel over tensors and numbers on the current stream."""
+        entry = self.entry(key, grid)
         kinds: list[str] = entry["arguments"]
-        if len(grid) != 3 or not all(type(n) is int and 0 < n <= MAX_GRID for n in grid):
-            raise EngineError(f"kernel {shown(key)} has an impossible grid {shown(list(grid))}")
         self._driver = self._driver or Driver()
         driver, place = self._driver, device.index or 0
         if (place, key) not in self._handles:
@@ -101,6 +105,8 @@ def _check(entry: Mapping[str, Any], size: int) -> None:
     for name, most in numbers.items():
         if type(entry.get(name)) is not int or not 0 <= entry[name] <= most:
             raise EngineError(f"kernel {shown(entry.get('key'))} has an impossible {name}")
+    if type(entry.get("scratch", 0)) is not int or not 0 <= entry.get("scratch", 0) <= 2:
+        raise EngineError(f"kernel {shown(entry.get('key'))} has impossible scratch pointers")
     kinds = entry.get("arguments")
     named = isinstance(entry.get("key"), str) and isinstance(entry.get("name"), str)
     if not named or entry["offset"] + entry["bytes"] > size or not isinstance(kinds, list):

@@ -251,11 +251,12 @@ class Engine:
         from ridgeline.engine.file.cuda_kernels import Kernels, graphed
 
         try:
-            kernels = Kernels(self.contents.kernels, self.contents.cubins)
-            call = compiled(program, self._weights, self.device, kernels)
-            example = [torch.zeros(shape, dtype=getattr(torch, want.dtype), device=self.device)
-                       for shape, want in zip(shapes, program.inputs, strict=True)]  # fmt: skip
-            return graphed(call, example)
+            with torch.cuda.device(self.device):  # kernels are loaded into the current device's context
+                kernels = Kernels(self.contents.kernels, self.contents.cubins)
+                call = compiled(program, self._weights, self.device, kernels)
+                example = [torch.zeros(shape, dtype=getattr(torch, want.dtype), device=self.device)
+                           for shape, want in zip(shapes, program.inputs, strict=True)]  # fmt: skip
+                return graphed(call, example)
         except (EngineError, RuntimeError) as error:
             self.note(f"{self.name} runs as ATen, not as recorded: {str(error)[:200]}")
             return compiled(self.contents.programs[-1], self._weights, self.device)

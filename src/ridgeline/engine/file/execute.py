@@ -50,7 +50,7 @@ def overload_of(name: str) -> Any:
     """The overload of a dispatcher's op: it has to be known here, and to write to none of its arguments."""
     space, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
-    if space == "ridgeline" and importlib.util.find_spec("triton") is not None:
+    if space == "ridgeline_kernels" and importlib.util.find_spec("triton") is not None:
         import ridgeline.kernels  # noqa: F401  (declares its ops)
     try:
         found = getattr(getattr(getattr(torch.ops, space), base), overload or "default")
@@ -88,7 +88,7 @@ def is_constant(value: Any) -> bool:
 
 def check_arguments(step: Step) -> None:
     """Names of arguments are those of the op, and it makes several values if the step says so."""
-    if step.op.startswith(("aten::", "ridgeline::")):
+    if step.op.startswith(("aten::", "ridgeline_kernels::")):
         returns = overload_of(step.op)._schema.returns
         if step.several != (len(returns) > 1 or returns[0].type.kind() == "ListType"):
             raise EngineError(f"{step.op} makes {len(returns)} values, and the program says otherwise")

@@ -53,7 +53,7 @@ class Input:
 class Step:
     """One call. ``out`` has the number of each value it makes; several if the call returns a tuple."""
 
-    op: str  # "aten::linear.default", "size::mul", "ridgeline::rms_norm.default", "engine::int8_linear"
+    op: str  # "aten::linear.default", "size::mul", "ridgeline_kernels::rms_norm.default", "engine::int8_linear"
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     out: tuple[int, ...]
@@ -261,7 +261,7 @@ def check_op(name: str, where: str) -> str:
         raise EngineError(f"{where} calls {shown(name)}, which is not in op set {OPSET}{nearest(base, aten_names())}")
     if space == "size" and rest not in SIZE_FUNCTIONS:
         raise EngineError(f"{where} calls {shown(name)}{nearest(rest, SIZE_FUNCTIONS)}")
-    if space not in ("aten", "size", "engine", "ridgeline", "kernel") or not all(
+    if space not in ("aten", "size", "engine", "ridgeline_kernels", "kernel") or not all(
         p.isidentifier() for p in rest.split(".")
     ):
         raise EngineError(f"{where} calls {shown(name)}, which is not in op set {OPSET}")
