@@ -10,6 +10,7 @@ from ridgeline.errors import InputError, RidgelineError
 from ridgeline.hardware import Cluster, Group, cluster
 from ridgeline.sim.collectives import CollectiveTime, collective_s
 from ridgeline.sim.expert import Routing, distinct, exchange_s
+from ridgeline.validation.publications import publications
 from ridgeline.validation.spelling import byte_size, plain
 from ridgeline.validation.verdict import Judged, Row, Unused
 
@@ -34,17 +35,6 @@ _BUS: dict[str, Callable[[int], float]] = {
     "broadcast": lambda n: 1.0,
 }
 _KINDS = {plain(kind): kind for kind in _BUS} | {"p2p": "send_recv"}
-_SYSTEMS = (  # words in a device's description that name the host; the first that matches
-    (r"p4de", "p4de"), (r"p4d\b", "p4d"), (r"p5en", "p5en"), (r"p5\b", "p5"), (r"p6.b200", "p6-b200"),
-    (r"p6.b300", "dgx-b300"), (r"gb300", "gb300"), (r"gb200", "gb200"), (r"sm90", "h100-sxm"), (r"h800", "hgx-h800"),
-    (r"h200", "h200"), (r"h100 nvl|h100-nvl", "h100-nvl"), (r"h100.*pcie", "h100-pcie"), (r"h100", "h100-sxm"),
-    (r"h20\b", "h20"), (r"b300", "b300"), (r"b200|sm100", "b200"), (r"a100.*40", "a100-sxm-40gb"),
-    (r"a100.*pcie", "a100-pcie-80gb"), (r"a100", "a100-sxm-80gb"), (r"a800", "a100-sxm-80gb"),
-    (r"dgx-?2", "v100-sxm2-32gb"), (r"v100", "v100-sxm2-16gb"), (r"l40s?\b", "l40s"), (r"pcie gen4", "l40s"),
-    (r"pcie gen5", "h100-pcie"), (r"pcie gen3", "v100-pcie"), (r"mi300x", "mi300x"), (r"mi325x", "mi325x"),
-    (r"mi355x", "mi355x"), (r"mi250", "mi250x"), (r"rtx pro 6000|rtx-pro-6000", "rtx-pro-6000"),
-    (r"rtx 4090|rtx-4090|4090", "rtx-4090"), (r"\bl4\b", "l4"), (r"\ba10g?\b", "a10"), (r"\bt4\b", "t4"),
-)  # fmt: skip
 _KEY = (
     "source", "collective", "device", "num_devices", "nodes", "message_bytes", "algo", "software", "intra_link",
     "inter_link", "dtype",
@@ -116,10 +106,9 @@ def question(row: Row) -> Question:
 
 def system_of(device: str) -> str:
     """The device or host that a free description means."""
-    lowered = device.lower()
-    for pattern, name in _SYSTEMS:
-        if re.search(pattern, lowered):
-            return name
+    found = publications("devices")["system"].choose({"text": device.lower()})
+    if found:
+        return str(found["system"])
     raise InputError(f"no device is named ({device!r})")
 
 

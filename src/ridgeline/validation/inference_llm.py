@@ -208,20 +208,10 @@ def model_of(row: Row) -> Anatomy:
     return dense_of(name, kv_heads=kv, gated=gated, source=row.text("source"), **whole)
 
 
-_DEVICES = (
-    (r"a100.*(sxm|hgx|dgx).*40|a100[ -]*40 ?g", "a100-sxm-40gb"), (r"a100.*pcie.*40", "a100-pcie-40gb"),
-    (r"a100.*pcie", "a100-pcie-80gb"), (r"a100", "a100-sxm-80gb"), (r"h100.*nvl\b", "h100-nvl"),
-    (r"h100.*pcie", "h100-pcie"), (r"gh200.*144|hopper.*144", "gh200-144gb"), (r"gh200|grace hopper", "gh200"),
-    (r"h100", "h100-sxm"), (r"h200", "h200"), (r"gb300", "gb300"), (r"gb200", "gb200"), (r"b300", "b300"),
-    (r"b200", "b200"), (r"l40s", "l40s"), (r"rtx ?pro ?6000", "rtx-pro-6000"), (r"rtx ?4090", "rtx-4090"),
-    (r"mi325x", "mi325x"), (r"mi300x", "mi300x"), (r"gaudi", "gaudi2"), (r"tpu v5e", "tpu-v5e"), (r"\bl4\b", "l4"),
-)  # fmt: skip
-
-
 def device_of(row: Row) -> Device:
     """The device a description names."""
     text = row.text("device")
-    name = catalog_name(text, _DEVICES)
+    name = catalog_name(text, "inference_llm")
     if name is None:
         raise InputError(f"device {text!r} has no file")
     found = device_named(name)

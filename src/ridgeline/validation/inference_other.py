@@ -76,7 +76,7 @@ def workload(row: Row) -> Workload:
     network, options, factor = _network(row)
     stack, precision = stack_of(row), _precision(row, network)
     batch, devices = _batch(row, network), int(row.number("num_devices") or 1)
-    name = device_of(row.text("device"))
+    name = device_of(row.text("device"), "inference_other")
     if network.startswith("dlrm") and device(name).dram.capacity_bytes < TABLES_BYTES:
         raise InputError(f"the tables do not fit into the memory of {name}: part of the lookups leave the device")
     tensor_ranks = _tensor_ranks(row)

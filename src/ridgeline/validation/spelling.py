@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 
 from ridgeline.errors import HardwareError
 from ridgeline.hardware import device
+from ridgeline.validation.publications import publications
 
 _SCALES = {"": 1, "k": 1 << 10, "m": 1 << 20}
 _THINGS = r"(?:tokens?|gpus?|devices?|chips?|sequences?|layers?|heads?|x)"
@@ -29,12 +29,11 @@ def is_no(text: str) -> bool:
     return re.split(r"[\s(,;:]", text.strip().lower(), maxsplit=1)[0] in _NO
 
 
-def catalog_name(text: str, patterns: Sequence[tuple[str, str]]) -> str | None:
-    """The catalog's name of the device that a description means: by its words, else as the catalog itself reads it."""
-    lowered = text.lower().replace("_", "-")
-    for pattern, name in patterns:
-        if re.search(pattern, lowered):
-            return name
+def catalog_name(text: str, file: str) -> str | None:
+    """The catalog's name of the device that a cell of ``file`` means: by its words, else as the catalog reads it."""
+    found = publications("devices")["device"].choose({"text": text.lower().replace("_", "-"), "file": file})
+    if found:
+        return str(found["device"])
     for part in (text, re.sub(r"\(.*?\)", " ", text), *re.findall(r"\((.*?)\)", text)):
         with suppress(HardwareError):
             if part.strip() and "=" not in part:

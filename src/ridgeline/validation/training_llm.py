@@ -18,35 +18,11 @@ from ridgeline.models.moe import Experts
 from ridgeline.plan import Plan
 from ridgeline.sim.generation import default_stack, stack_of
 from ridgeline.sim.step import Step, simulate_step
+from ridgeline.validation.publications import Fact, publications
 from ridgeline.validation.spelling import catalog_name, is_no, whole_number
 from ridgeline.validation.verdict import Judged, Row, Unused
 
 GIB = float(1 << 30)
-DEVICES = (
-    (r"a100.*sxm.*40|a100[ -]*40 ?g", "a100-sxm-40gb"), (r"a100.*pcie.*40", "a100-pcie-40gb"),
-    (r"a100.*(80 ?gb pcie|pcie)", "a100-pcie-80gb"), (r"a100|a800", "a100-sxm-80gb"), (r"gb300", "gb300"),
-    (r"gb200", "gb200"), (r"\bb300", "b300"), (r"\bb200", "b200"), (r"gh200.*144", "gh200-144gb"), (r"gh200", "gh200"),
-    (r"h200", "h200"), (r"h100.*pcie", "h100-pcie"), (r"h100.*nvl\b", "h100-nvl"), (r"h100|h800", "h100-sxm"),
-    (r"l40s", "l40s"), (r"\bl4\b", "l4"), (r"v100.*pcie", "v100-pcie-32gb"), (r"v100.*16 ?g", "v100-sxm2-16gb"),
-    (r"v100", "v100-sxm2-32gb"), (r"mi100", "mi100"), (r"mi210", "mi210"), (r"mi250", "mi250x"), (r"mi300x", "mi300x"),
-    (r"mi325x", "mi325x"), (r"mi350x", "mi350x"), (r"mi355x", "mi355x"),
-)  # fmt: skip
-"""Catalog names by what sources write; the first pattern that is found counts."""
-STACKS = (
-    ("llm-foundry", r"llm-foundry|composer"), ("neusight", r"^(pytorch|torch) 2\.[01](\.\d+)?( eager.*)?$"),
-    ("megatron-2022", r"megatron-lm.*2022"), ("megatron-2021", r"megatron-lm.*202[01]"), ("megascale", r"megascale"),
-    ("megatron-2023", r"megatron-lm baseline"), ("megatron-core-2024", r"megatron-core|^nemo 24"),
-    ("megatron-bridge-2026b", r"bridge nemo 26\.0[6-9]|bridge nemo 26\.1"),
-    ("megatron-bridge-2025a", r"^nemo 25\.0[1-7]"), ("megatron-bridge-2025", r"bridge nemo 25|^nemo 25"),
-    ("megatron-bridge", r"bridge"), ("mlperf-2025b", r"(nemo framework|pytorch nvidia) release 25\.(0[7-9]|1)"),
-    ("mlperf-2025", r"(nemo framework|pytorch nvidia) release 25"), ("mlperf-2023", r"nemo framework 12\.1"),
-    ("mlperf-2024", r"nemo framework|nvidia|ngc"),
-    ("maxtext", r"maxtext|jax"), ("megatron-core-2024", r"meta internal|hai-llm|nemo|megatron"),
-    ("llm-foundry", r"fsdp|deepspeed|torchtitan|mosaic"),
-)  # fmt: skip
-"""Software generations by what sources write."""
-
-
 def judge(rows: Sequence[Row]) -> Iterable[Judged | Unused]:
     """Every row as a verdict: seconds of a step, or bytes of memory, or why it cannot be judged."""
     for row in rows:
@@ -162,7 +138,7 @@ def _whole(row: Row, name: str, default: int | None = None) -> int:
 
 
 def _cluster(row: Row) -> Cluster:
-    name = catalog_name(row.text("device"), DEVICES)
+    name = catalog_name(row.text("device"), "training_llm")
     if name is None or device_named(name).kind != "gpu":
         raise InputError(f"device {row.text('device')!r} is not a GPU the simulator knows")
     num = _whole(row, "num_devices")
@@ -190,34 +166,34 @@ def _network(text: str) -> str:
     return " scaleout=200Gb" if "200gb/s per gpu" in text.lower() else ""
 
 
-BOUND = ("neusight",)
-"""Generations that are what they are on any device."""
-
-
 def _stack(row: Row, cluster: Cluster) -> str:
-    """The generation that software belongs to; one nobody knows counts as the newest fitted on the device."""
+    """The generation that software belongs to; one that is unknown counts as the newest fitted on the device."""
     text = row.text("software").lower()
     if "mlcommons" not in row.text("source") and not row.text("config_id").lower().startswith("mlperf"):
         text = re.sub(r"^(nvidia )?nemo (framework )?(container |release |version |v)?(?=\d)", "nemo ", text)
         text = re.sub(r"bridge[^\d]*(?=2\d\.\d\d)", "bridge nemo ", text)
-    found = next((name for name, pattern in STACKS if re.search(pattern, text)), None)
+    known = publications("training_llm")["stack"].choose({"software": text})
+    found: str | None = known.get("stack")
     if found is None or device_named(stack_of(found, cluster.device).device).arch != cluster.device.arch:
-        return found if found in BOUND else default_stack(cluster.device, cluster.num_devices, _precision(row))
+        if found is not None and known.get("anywhere"):
+            return found
+        return default_stack(cluster.device, cluster.num_devices, _precision(row))
     return found
 
 
-KIMI_K2 = Decoder(layers=61, hidden=7168, heads=64, ffn=18432, vocab=163840, latent=Latent(1536, 512, 128, 64, 128),
-                  experts=Experts(384, 8, 2048, 2048, router="sigmoid_groups", dense_layers=1))  # fmt: skip
-"""moonshotai/Kimi-K2 config.json, recalled; rows name the model and give no dimensions."""
-
-
 def _model(row: Row, stack: str) -> tuple[str, Decoder | None]:
+    """The name of a network of the zoo, or a name and the dimensions that the row gives, or that its name implies."""
     name = row.text("model")
-    known = _zoo(name)
-    if known is not None:
-        return known, None
-    if "kimi" in name.lower() and "k2" in name.lower() and row.number("layers") is None:
-        return name, KIMI_K2
+    said = publications("training_llm")["model"].choose(
+        {"model": name.lower(), "stack": stack, "software": row.text("software").lower()}
+    )
+    if "zoo" in said:
+        return said["zoo"], None
+    if "layers" in said and row.number("layers") is None:
+        num, topk, expert_ffn, shared_ffn = said["experts"]
+        experts = Experts(num, topk, expert_ffn, shared_ffn, router=said["router"], dense_layers=said["dense_layers"])
+        sizes = {key: said[key] for key in ("layers", "hidden", "heads", "ffn", "vocab")}
+        return name, Decoder(**sizes, latent=Latent(*said["latent"]), experts=experts)
     if not any(row.text(n) for n in ("layers", "hidden", "heads")) and (same := _known(name)):
         return same, None
     layers, hidden, heads = (_whole(row, n) for n in ("layers", "hidden", "heads"))
@@ -226,24 +202,20 @@ def _model(row: Row, stack: str) -> tuple[str, Decoder | None]:
     kv = _whole(row, "kv_heads", heads)
     if heads % kv or hidden % heads:
         raise InputError(f"{heads} heads share neither {kv} heads of keys nor a width of {hidden} evenly")
-    experts = _experts(row, ffn, name)
-    plain = ffn == 4 * hidden and experts is None
+    num_experts = row.number("experts") or 0
+    experts_of_row = Experts(int(num_experts), _whole(row, "topk"), ffn) if num_experts >= 2 else None
     unfused = is_no(row.text("flash_attn"))
-    made = Decoder(layers=layers, hidden=hidden, heads=heads, kv_heads=kv, ffn=ffn, vocab=vocab, experts=experts,
-                   windows=_windows(row),
-                   core="unfused" if unfused else "sdpa", lora=16 if "lora" in name.lower() else 0,
-                   lora_out=stack.startswith("mlperf"),  # NeMo and Megatron-Bridge adapt queries, keys, values alone
-                   head_dim=128 if "qwen3" in name.lower() else 0, qk_norm="qwen3" in name.lower(),
+    made = Decoder(layers=layers, hidden=hidden, heads=heads, kv_heads=kv, ffn=ffn, vocab=vocab, experts=experts_of_row,
+                   windows=(said.get("window", 0),), core="unfused" if unfused else "sdpa", lora=said.get("lora", 0),
+                   lora_out=said["lora_out"], head_dim=said.get("head_dim", 0), qk_norm=said.get("qk_norm", False),
                    fused=True)  # fmt: skip
-    if not plain:
+    if ffn != 4 * hidden or experts_of_row is not None:
         return name, made
-    rotary = "nemotron" in name.lower()  # no biases either (NeMo-Framework-Launcher's conf/training/nemotron)
-    opt = name.lower().startswith("opt")  # ReLU, and no dropout on probabilities, by its published configuration
-    act = "gelu_new" if "gpt2" in name.lower() and stack == "neusight" else "relu" if opt else "gelu"
-    return name, replace(made, act=act, gated=False, norm="layer_norm", conv1d=not rotary, tied=not rotary,
-                         fused=True, qkv_bias=not rotary, o_bias=not rotary, mlp_bias=not rotary,
+    rotary = said.get("positions") == "rotary"
+    return name, replace(made, act=said.get("act", "gelu"), gated=False, norm="layer_norm", conv1d=not rotary,
+                         tied=not rotary, fused=True, qkv_bias=not rotary, o_bias=not rotary, mlp_bias=not rotary,
                          positions=0 if rotary else _whole(row, "seq"),
-                         dropout=unfused, score_dropout=not opt)  # fmt: skip
+                         dropout=unfused, score_dropout=said.get("score_dropout", True))  # fmt: skip
 
 
 def _known(name: str) -> str | None:
@@ -255,171 +227,50 @@ def _known(name: str) -> str | None:
     return cards.get(plain)
 
 
-SHORT_DOCUMENT = 128
-"""Keys that a token of a packed sequence of short documents meets, in the tiles attention kernels work by.
-
-NeMo's fine-tuning results are of SQuAD packed to the stated length (the prose of its performance summaries says so):
-contexts of some 120 words with a question and an answer, about 190 tokens; their own arithmetic a token leaves
-attention out.
-"""
-
-
-def _windows(row: Row) -> tuple[int, ...]:
-    """Fine-tuning under NeMo packs short documents, none of which sees another."""
-    tuned = re.search(r"\b(sft|lora|peft)\b", row.text("model").lower().replace("_", " "))
-    return (SHORT_DOCUMENT,) if tuned and re.match(r"nemo 2\d", row.text("software").lower()) else (0,)
-
-
-def _zoo(name: str) -> str | None:
-    text = re.sub(r"[ _-]", "", name.lower())
-    return next((known for word, known in (("deepseekv3", "deepseek-v3"), ("gptoss120b", "gpt-oss-120b"),
-                                           ("gptoss20b", "gpt-oss-20b")) if word in text), None)  # fmt: skip
-
-
-def _experts(row: Row, ffn: int, name: str) -> Experts | None:
-    num = row.number("experts")
-    if not num or num < 2:
-        return None
-    return Experts(int(num), _whole(row, "topk"), ffn)
-
-
 def _plan(row: Row, config: Decoder | None, cluster: Cluster, stack: str) -> tuple[Plan, tuple[str, ...]]:
+    """The plan of a row's columns; what they leave open is as the publication's recipes set it."""
     assumed = [n for n in ("mbs", "vp") if row.number(n) is None]
     tp, pp = (_whole(row, n) for n in ("tp", "pp"))
     cp, ep = (_whole(row, n, 1) for n in ("cp", "ep"))  # sources from before these say nothing of them
     vp = _whole(row, "vp", 0) or _likely_chunks(row, pp, config)
     dp = _whole(row, "dp", max(1, cluster.num_devices // (tp * pp * cp)))
-    sharding = row.text("optimizer_sharding").lower()
-    zero, group = _zero(sharding)
-    dispatch, beside = _dispatch(row, cluster)
-    gbs = _whole(row, "gbs")
-    tokens = _whole(row, "seq") // cp
-    mbs = _whole(row, "mbs", 0) or (max(1, gbs // dp) if stack == "neusight"
-                                    else _likely_micro_batch(gbs, dp, pp, tokens))  # fmt: skip
-    lora = config is not None and config.lora > 0
-    tuned = stack.startswith(("megatron-core", "megatron-bridge", "mlperf", "megascale"))
-    if not sharding and tuned and not lora:
-        zero = 1  # the distributed optimizer is what these frameworks' recipes run with
+    gbs, tokens = _whole(row, "gbs"), _whole(row, "seq") // cp
+    known, sharding, precision = publications("training_llm"), row.text("optimizer_sharding").lower(), _precision(row)
+    release = re.search(r"bridge nemo (\d+\.\d+\S*)", row.text("software").lower())
+    settings = known["plan"].choose({
+        "stack": stack, "sharding": sharding, "tp": tp, "lora": config is not None and config.lora > 0,
+        "core": config.core if config is not None else "", "device": cluster.device.name, "arch": cluster.device.arch,
+        "tensor_precision": precision, "written_precision": row.text("precision").lower(),
+        "model": row.text("model").lower(), "release": release[1] if release else "",
+        "notes": row.text("notes").lower(),
+    })  # fmt: skip
+    if sharding:
+        settings |= known["sharding"].choose({"sharding": sharding}) or {"zero": 0 if is_no(sharding) else 1}
+    # Not stated: one, or with no pipeline what leaves two micro-batches of sequences that are short enough. A rank's
+    # micro-batch seldom has more than 8,192 tokens: their activations fill what a device has.
+    likely = 1 if pp > 1 else max(1, min(4, max(1, gbs // dp) // 2, 8192 // max(1, tokens)))
+    accumulates = settings.pop("accumulates", True)
+    mbs = _whole(row, "mbs", 0) or (likely if accumulates else max(1, gbs // dp))
+    recompute = row.text("recompute").lower()
+    layers = re.match(r"full:block (\d+)", recompute)  # the first so many of a stage
+    if not recompute.startswith("selective:"):
+        said = {} if is_no(recompute) else known["recompute"].choose({"recompute": recompute})
+        recompute = said.get("recompute", "none")
     plan = Plan(
-        tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, vp=vp, schedule="interleaved" if vp > 1 else "1f1b", zero=zero,
-        shard_group=group, micro_batch=mbs, global_batch=gbs,
-        sequence_parallel=tp > 1 and not is_no(row.text("seq_parallel")),
-        precision=_precision(row), recompute=_recompute(row), recompute_layers=_recompute_layers(row),
-        overlap_tp=tuned and tp > 1,
-        overlap_grads=stack not in BEFORE_OVERLAP, overlap_params=stack not in BEFORE_OVERLAP,
-        overlap_ep=beside, execution=_execution(stack), replayed=_replayed(row, cluster),
-        attention=_attention(stack, cluster, config), dispatch=dispatch,
-        narrow_attention=_narrow_attention(row, stack, cluster),
-        reduce_dtype="bf16" if stack.startswith(("llm-foundry", "mlperf", "megatron-bridge")) else "fp32",
-        narrow_params=stack.startswith("mlperf"), narrow_activations=stack.startswith("mlperf") and lora,
-        gather_dtype="fp32" if "mixed_precision=default" in sharding else "",
+        tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, vp=vp, schedule="interleaved" if vp > 1 else "1f1b", micro_batch=mbs,
+        global_batch=gbs, sequence_parallel=tp > 1 and not is_no(row.text("seq_parallel")), precision=precision,
+        recompute=recompute, recompute_layers=int(layers[1]) if layers else 0, **settings,
     )  # fmt: skip
     return plan, tuple(assumed)
 
 
-BEFORE_OVERLAP = ("megatron-2021", "megatron-2022")
-"""Generations that reduced gradients after the last backward."""
-
-
-def _execution(stack: str) -> str:
-    return {"llm-foundry": "eager", "neusight": "eager"}.get(stack, "compiled")
-
-
-RECIPES = (
-    (r"25\.\d+ gb\d+ (qwen3|deepseek|kimi)", "hybrid", False), (r"25\.\d+ h100\S* deepseek", "deep", True),
-    (r"25\.\d+ (\S+ qwen3.235b|h100\S* qwen3)", "all-to-all", True), (r"25\.", "all-to-all", False),
-    (r"26\.0\d\S* h100\S* qwen3.235b|26\.02\S* b300 qwen3.235b", "all-to-all", True),
-    (r"26\.0\d\S* b200 qwen3.235b|26\.02 b200 qwen3.30b", "all-to-all", False),
-    (r"26\.0\d\S* (b200|h100\S*) kimi|26\.0[2-5]\S* \S+ gpt.oss", "all-to-all", False),
-    (r"26\.0[6-9]\S* gb", "hybrid", True), (r"26\.", "hybrid", False),
-)  # fmt: skip
-"""How Megatron-Bridge's performance recipes of a release send tokens to experts, and whether beside other work.
-
-By release, system and model, where a row's own recipe was not found. Read in scripts/performance/configs of
-NVIDIA-NeMo/Megatron-Bridge at v0.2.2 (25.11), v0.3.0 (26.02), v0.4.0, v0.4.2 (26.04) and v0.5.0 (26.06).
-"""
-
-
-def _dispatch(row: Row, cluster: Cluster) -> tuple[str, bool]:
-    """How tokens reach their experts and whether overlapped: as the row's recipe says, else as its release's do."""
-    notes = row.text("notes").lower()
-    said = next((name for word, name in (("tokendrop", "drop"), ("hybridep", "hybrid"), ("deepep", "deep"))
-                 if word in notes), "")  # fmt: skip
-    beside = "moe_a2a_overlap=true" in notes
-    release = re.search(r"bridge nemo (\d+\.\d+\S*)", row.text("software").lower())
-    if release is None:
-        return said or "all-to-all", beside
-    words = f"{release[1]} {cluster.device.name} {row.text('model').lower()}"
-    usual, hidden = next(((how, over) for pattern, how, over in RECIPES if re.match(pattern, words)),
-                         ("all-to-all", False))  # fmt: skip
-    if said == "drop":
-        return said, beside
-    if "recipe " in notes and "perf_recipes/" not in notes:  # since v0.6.0 recipes are calls that set these elsewhere
-        return said or "all-to-all", beside
-    return said or usual, beside or hidden
-
-
-def _replayed(row: Row, cluster: Cluster) -> bool:
-    """Whole steps as one graph: said by the recipe; since v0.6.0 of Megatron-Bridge set out of its sight."""
-    notes = row.text("notes").lower()
-    if re.search(r"cuda_graph_impl=full_iteration|cuda_graph_impl=local, cuda_graph_scope=full_iteration", notes):
-        return True
-    words = f"{cluster.device.name} {row.text('precision')} {row.text('model')}".lower()
-    return "perf_recipes/" in notes and bool(re.match(r"(gb|b300).*(mx|nvfp4).*(qwen3|deepseek|gpt.oss)", words))
-
-
-def _attention(stack: str, cluster: Cluster, config: Decoder | None) -> str:
-    """The library a generation of software brought for attention."""
-    if config is not None and config.core == "unfused":
-        return ""
-    newer = cluster.device.arch not in ("ampere", "volta", "ada")
-    return "cudnn" if newer and stack.startswith(("megatron-bridge", "mlperf")) else "fa2"
-
-
-NARROW_ATTENTION = (
-    r"26\.0[6-9]\S* gb[23]00 mxfp8 (qwen3|gpt.oss)", r"26\.0[6-9]\S* b300 mxfp8 qwen3.30b",
-    r"26\.0[6-9]\S* gb300 mxfp8 deepseek", r"26\.0[89]\S* b300 mxfp8 (deepseek|gpt.oss|qwen3)",
-)  # fmt: skip
-"""Recipes of Megatron-Bridge that set fp8_dot_product_attention, at v0.5.0 (26.06) and v0.6.0 (26.08)."""
-
-
-def _narrow_attention(row: Row, stack: str, cluster: Cluster) -> bool:
-    """Attention in eight bits: by recipe; MLPerf's fine-tuning and its small pretraining set FP8_DPA=1."""
-    name, precision = row.text("model").lower(), _precision(row)
-    if stack.startswith("mlperf"):
-        return precision in ("fp8", "mxfp8", "nvfp4") and bool(re.search(r"lora|\b8b\b", name))
-    release = re.search(r"bridge nemo (\d+\.\d+\S*)", row.text("software").lower())
-    words = f"{release[1]} {cluster.device.name} {precision} {name}" if release else ""
-    return any(re.match(pattern, words) for pattern in NARROW_ATTENTION)
-
-
-MICRO_TOKENS = 8192
-"""Tokens of a rank's micro-batch beyond which recipes seldom go: activations of that many fill what a device has."""
-
-
-def _likely_micro_batch(gbs: int, dp: int, pp: int, seq: int) -> int:
-    """Not stated: one, or with no pipeline what leaves two micro-batches of sequences that are short enough."""
-    per_rank = max(1, gbs // dp)
-    return 1 if pp > 1 else max(1, min(4, per_rank // 2, MICRO_TOKENS // max(1, seq)))
-
-
 def _likely_chunks(row: Row, pp: int, config: Decoder | None) -> int:
     """Not stated: frameworks since the interleaved schedule use as many chunks as divide a stage's layers."""
-    old = re.search(r"2020|jan 2021|pytorch|meta internal", row.text("software").lower())
-    if pp == 1 or config is None or old or config.layers % pp:
+    software = publications("training_llm")["stack"].choose({"software": row.text("software").lower()})
+    if pp == 1 or config is None or not software.get("interleaved", True) or config.layers % pp:
         return 1
     each = config.layers // pp
     return max(v for v in range(1, 9) if each % v == 0)
-
-
-def _zero(text: str) -> tuple[int, int]:
-    if "fsdp=8" in text:
-        return 3, 8
-    if "shard_grad_op" in text:
-        return 2, 0
-    if re.search(r"full_shard|zero-? ?3|\bfsdp2?\b(?!=)|fully.shard", text):
-        return 3, 0
-    return (0, 0) if not text or is_no(text) or re.fullmatch(r"ddp|replicated|data parallel", text) else (1, 0)
 
 
 def _precision(row: Row) -> str:
@@ -428,35 +279,11 @@ def _precision(row: Row) -> str:
         raise InputError("the row does not say its precision")
     if "ambiguous" in text:
         raise InputError(f"precision {row.text('precision')!r} is ambiguous")
-    for name, pattern in PRECISIONS:
-        if re.search(pattern, text):
-            blockwise = name == "mxfp8" and re.search(r"h[12]00|h800", row.text("device").lower())
-            return "fp8" if blockwise else name
-    raise InputError(f"unknown precision {row.text('precision')!r}")
-
-
-PRECISIONS = (
-    ("nvfp4", r"fp4"), ("mxfp8", r"mxfp8|fp8.mx"), ("fp8", r"fp8|float8|e4m3"), ("bf16", r"bf16|bfloat"),
-    ("fp16", r"fp16|float16|\bhalf|\bamp\b"), ("tf32", r"tf32"), ("fp32", r"fp32|float32|\bsingle"),
-)  # fmt: skip
-"""What sources write, the narrowest first: a recipe in few bits names the wide ones beside them."""
-
-
-def _recompute(row: Row) -> str:
-    text = row.text("recompute").lower()
-    if text.startswith("selective:"):
-        return text
-    if is_no(text) or text.startswith("not stated"):
-        return "none"
-    if re.match(r"full|yes\b|true\b|all\b|uniform|block\b", text):
-        return "full"
-    return "selective" if re.match(r"selective|core|attention", text) else "none"
-
-
-def _recompute_layers(row: Row) -> int:
-    """``full:block 5 layers`` recomputes the first five of a stage."""
-    found = re.match(r"full:block (\d+)", row.text("recompute").lower())
-    return int(found[1]) if found else 0
+    facts: dict[str, Fact] = {"written": text, "device_text": row.text("device").lower()}
+    found = publications("training_llm")["precision"].choose(facts)
+    if not found:
+        raise InputError(f"unknown precision {row.text('precision')!r}")
+    return str(found["precision"])
 
 
 # What was measured, in seconds or bytes.
@@ -502,10 +329,10 @@ def flops_per_token(row: Row, case: Case) -> float:
 
 
 def _counts_half(row: Row) -> bool:
-    """NeMo counts causal attention once since August 2025 (its flops_formulas.py), Megatron-Bridge from its start."""
     text = row.text("software").lower()
     release = re.search(r"nemo\D{0,20}(\d\d)\.(\d\d)", text)
-    return "bridge" in text or (release is not None and (int(release[1]), int(release[2])) >= (25, 9))
+    major, minor = (int(release[1]), int(release[2])) if release else (0, 0)
+    return bool(publications("training_llm")["flops"].choose({"software": text, "major": major, "minor": minor}))
 
 
 def outside_s(row: Row, step: Step) -> float:

@@ -68,7 +68,7 @@ def workload(row: Row) -> Workload:
     batch, accumulation = _batch(row, shape), _accumulation(row, precision)
     if shape.network == "bert-large" and batch >= 1024:  # some tables give what is accumulated, not what runs at once
         batch //= accumulation
-    name = device_of(row.text("device"))
+    name = device_of(row.text("device"), "training_other")
     params = shape.params if shape.params is not None else _params(shape.network)
     wide = 2.0 if precision == "fp16" else 4.0
     frac = EXCHANGED_FRAC if stack == "mlperf-hugectr-train" and shape.network == "dlrm" else 1.0

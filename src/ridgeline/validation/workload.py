@@ -12,28 +12,13 @@ from ridgeline.hardware import cluster, device
 from ridgeline.models import build
 from ridgeline.sim.collectives import collective_s
 from ridgeline.sim.stack import Fitted, Load, Reach, load_of, reach_of, spread_interval, step_s
+from ridgeline.validation.publications import publications
 from ridgeline.validation.spelling import catalog_name
 
-_DEVICES = (  # words in a row's device, the first that matches
-    (r"gb300", "gb300"), (r"gb200", "gb200"), (r"b200", "b200"), (r"gh200.*144|hopper.*144", "gh200-144gb"),
-    (r"gh200|grace hopper", "gh200"), (r"h200", "h200"), (r"h100.*pcie", "h100-pcie"), (r"h100", "h100-sxm"),
-    (r"l40s", "l40s"), (r"\bl4\b", "l4"), (r"a100.*pcie.*40|a100-pcie-40", "a100-pcie-40gb"),
-    (r"a100.*pcie", "a100-pcie-80gb"), (r"a100 40|a100.*40gb", "a100-sxm-40gb"), (r"a100", "a100-sxm-80gb"),
-    (r"\ba30\b", "a30"), (r"\ba10\b", "a10"), (r"\ba2\b", "a2"), (r"v100.*32|dgx.?1.*32|dgx.?2", "v100-sxm2-32gb"),
-    (r"v100|dgx.?1\b", "v100-sxm2-16gb"),
-    (r"\bt4\b", "t4"), (r"p100", "p100-pcie"), (r"mi100", "mi100"), (r"mi210", "mi210"), (r"mi300x", "mi300x"),
-    (r"mi325x", "mi325x"),
-)  # fmt: skip
-_FAMILY = {  # devices that share coefficients: the same chip with other memory or power
-    "a100-sxm-40gb": "a100", "a100-sxm-80gb": "a100", "a100-pcie-40gb": "a100-pcie", "a100-pcie-80gb": "a100-pcie",
-    "v100-sxm2-16gb": "v100", "v100-sxm2-32gb": "v100", "h200": "h100", "h100-sxm": "h100", "gh200": "h100",
-    "gh200-144gb": "h100", "gb200": "b200", "gb300": "b200",
-}  # fmt: skip
 
-
-def device_of(text: str) -> str:
+def device_of(text: str, file: str) -> str:
     """The device a free description means."""
-    name = catalog_name(text, _DEVICES)
+    name = catalog_name(text, file)
     if name is None or device(name).kind != "gpu":
         raise InputError(f"no device of the catalog is named in {text!r}")
     return name
@@ -53,7 +38,8 @@ def count_of(text: str) -> float:
 
 
 def family_of(name: str) -> str:
-    return _FAMILY.get(name, name)
+    """The device whose coefficients one shares."""
+    return str(publications("devices")["family"].choose({"device": name}).get("family", name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
