@@ -14,18 +14,6 @@ from ridgeline.validation.publications import publications
 from ridgeline.validation.spelling import byte_size, plain
 from ridgeline.validation.verdict import Judged, Row, Unused
 
-SATURATED_BYTES = float(1 << 33)  # what "large" stands for: 8 GiB, the size saturated runs end with
-COARSE_FRAC = 0.10  # a bandwidth printed with so few digits that rounding alone may be off by more is no measurement
-TORCH_CALL_S = 20e-6
-"""A loop in PyTorch that waits for each collective also pays its call: 38 to 48 µs for small messages on H200 and B200
-hosts, where nccl-tests needs 18 to 28."""
-SKEW_S = {"nvlink3": 60e-6}
-SKEW_DEFAULT_S = 40e-6
-"""A kernel's time taken by a profiler includes waiting for the last rank to arrive: no all-reduce of vidur's tables on
-four or eight GPUs is shorter (60 µs on its A100 host, 40 µs on its H100 host)."""
-PAIR_BYTES = {"nvlink3": 64e3}
-PAIR_DEFAULT_BYTES = 256e3
-"""But for the smallest messages between two GPUs, which take 8 to 10 µs there, as they do without a profiler."""
 _BUS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -157,7 +145,7 @@ def _nics(text: str, place: Cluster) -> list[str]:
 def message_bytes(row: Row) -> float:
     """The message of a row; a saturated one stands for a large size."""
     if "saturated" in row.text("message_bytes"):
-        return SATURATED_BYTES
+        return float(1 << 33)  # 8 GiB, the size saturated runs end with
     size = byte_size(row.text("message_bytes"))
     if size is None or size <= 0:
         raise InputError(f"the message size is not a number of bytes: {row.text('message_bytes')!r}")
@@ -173,7 +161,7 @@ def measured_s(row: Row, kind: str, ranks: int, num_bytes: float) -> float:
     if bus is None or bus <= 0:
         raise InputError("neither a time nor a bus bandwidth is given")
     decimals = len(row.text("busbw_gbps").partition(".")[2])
-    if 0.5 * 10**-decimals / bus > COARSE_FRAC:
+    if 0.5 * 10**-decimals / bus > 0.10:  # rounding alone may be off by more than a tenth
         raise InputError(f"a bus bandwidth of {bus} GB/s has too few digits to be compared")
     return _BUS[kind](ranks) * num_bytes / (bus * 1e9)
 
@@ -188,15 +176,11 @@ def algorithm(row: Row, kind: str) -> str | None:
 
 def _host_s(row: Row, found: CollectiveTime, place: Cluster) -> float:
     """What the way of measuring adds to the collective itself."""
-    software = row.text("software").lower()
-    if "torch" not in software or found.kind == "send_recv":
-        return 0.0
-    if "profiler" in software:
-        link = place.scale_up.kind
-        if row.number("num_devices") == 2 and message_bytes(row) <= PAIR_BYTES.get(link, PAIR_DEFAULT_BYTES):
-            return 0.0
-        return max(0.0, SKEW_S.get(link, SKEW_DEFAULT_S) - found.expected_s)
-    return TORCH_CALL_S
+    said = publications("collectives")["host"].choose({
+        "software": row.text("software").lower(), "kind": found.kind, "link": place.scale_up.kind,
+        "ranks": row.number("num_devices") or 0, "message_bytes": message_bytes(row),
+    })  # fmt: skip
+    return float(max(said["add_s"], said["shortest_s"] - found.expected_s))
 
 
 def _judged_exchange(row: Row) -> Judged:

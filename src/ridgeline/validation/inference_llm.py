@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,31 +19,14 @@ from ridgeline.sim.serving.metrics import Metrics, metrics
 from ridgeline.sim.serving.simulate import Deployment, Pool, simulate
 from ridgeline.sim.serving.worker import Speculation
 from ridgeline.sim.serving.workload import Workload, static
+from ridgeline.validation.publications import Fact, publications
+from ridgeline.validation.serving_ttft_tpot import LAYOUTS
 from ridgeline.validation.spelling import catalog_name
 from ridgeline.validation.verdict import Judged, Row, Unused
 
-UNGATED = ("gpt-", "gpt3", "gpt2", "opt", "falcon", "megatron", "gpt_j", "gptj")
-MOST_REQUESTS = 3000
-"""Requests simulated of a run at maximum load: past this, throughput no longer changes."""
-BENCHED = {  # requests by input and output tokens, as TensorRT-LLM's performance overview states them since 1.0
-    (128, 2048): 3000, (128, 4096): 1500, (1000, 2000): 1500, (2048, 128): 3000, (2048, 2048): 1500, (5000, 500): 1500,
-    (1000, 1000): 3000, (500, 2000): 3000, (20000, 2000): 1000, (1024, 1024): 3000, (8192, 1024): 1500,
-    (1024, 8192): 1500, (32768, 1024): 1000, (1024, 32768): 1000,
-}  # fmt: skip
-BENCHED_MEMORY_FRAC = 0.9
-"""Of the free memory, for the cache: the tool's default, which the same document raised to 0.95 in many cases."""
-SERVER_FRAC = 0.92
-"""MLPerf's server rate over the offline rate of the same system, the median of published pairs."""
-BEAMS = 4
-"""MLPerf's GPT-J searches this many beams: as many sequences over one prompt."""
-WITHOUT_INFLIGHT, LONGEST_SUMMARY = ("mlpinf3.0-", "mlpinf3.1-"), 128
-"""Rounds whose submissions batched statically: prompts padded to the longest, outputs as long as they may be."""
 
-# (mean input, mean output) tokens of MLPerf's data sets, by a word of the scenario; recalled from its task descriptions
-DATASETS = {
-    "gptj": (870, 69), "llama2-70b": (294, 295), "mixtral": (275, 145), "llama3.1-405b": (9428, 684),
-    "llama3.1-8b": (778, 73), "deepseek-r1": (800, 3880),
-}  # fmt: skip
+def _tables(table: str, **facts: Fact) -> dict[str, Any]:
+    return publications("inference_llm")[table].choose(facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +52,8 @@ def judge(rows: Sequence[Row]) -> Iterator[Judged | Unused]:
 def source_of(row: Row) -> str:
     """Who published it, and with what."""
     text = row.text("source")
-    for word, name in (
-        ("FasterTransformer", "FasterTransformer"), ("fastertransformer", "FasterTransformer"), ("mlc", "MLPerf"),
-        ("mlperf", "MLPerf"), ("LLMServingSim", "LLMServingSim"), ("NeuSight", "NeuSight"),
-    ):  # fmt: skip
-        if word in text:
-            return name
+    if known := _tables("source", source=text):
+        return str(known["source"])
     found = re.search(r"TensorRT-LLM (?:\(post )?v[\d.]+", row.text("engine"))
     return found.group().replace("(post ", "after ") if found else text[:40]
 
@@ -112,30 +92,24 @@ def case_of(row: Row) -> Case:
         return _mlperf(row, made, device)
     used, formats = engine_of(row, device), formats_of(row, made, device)
     layout, replicas = layout_of(row)
-    if "max-load" in scenario and used.name == "trtllm":
-        used, layout = replace(used, memory_frac=BENCHED_MEMORY_FRAC), _benched(made, layout)
-    if used.name == "trtllm-engine":
-        made = _unwindowed(made)
+    said = _benched(row, made, used, layout)
+    used = replace(used, memory_frac=said.get("memory_frac", used.memory_frac))
+    layout = LAYOUTS[said.get("layout", "as recorded")](layout)
+    if used.name == "trtllm-engine":  # compiled engines attend to everything unless a window is asked for
+        layers = tuple(replace(group, mixer=replace(group.mixer, window=0)) for group in made.layers)
+        made = replace(made, layers=layers)
     deployment = Deployment(made, device, formats, used, Pool(layout, replicas))
     what = f"{row.text('model')} on {layout.num_devices} × {device.name}, {row.text('isl')} in {row.text('osl')} out"
     if "max-load" in scenario:
-        work = _queued(row, deployment)
+        work = _queued(row, deployment, said.get("requests"))
         return Case(_offline(deployment), work, _per_token(row, deployment), "token", f"{what}, maximum load")
     return _static(row, deployment, metric, what)
 
 
-def _unwindowed(made: Anatomy) -> Anatomy:
-    """Compiled engines attend to everything unless a window is asked for when they run."""
-    layers = tuple(replace(group, mixer=replace(group.mixer, window=0)) for group in made.layers)
-    return replace(made, layers=layers)
-
-
-def _benched(made: Anatomy, layout: Layout) -> Layout:
-    """As the performance overview ran what it labels with a tensor width alone: whole experts on a rank and attention
-    data parallel."""
-    if not made.is_sparse or layout.attention_dp > 1 or layout.ep > 1:
-        return layout
-    return Layout(tp=1, pp=layout.pp, attention_dp=layout.tp, ep=layout.tp)
+def _benched(row: Row, made: Anatomy, used: Engine, layout: Layout) -> dict[str, Any]:
+    return _tables("benched", scenario=row.text("scenario"), engine=used.name, isl=row.number("isl") or 0,
+                   osl=row.number("osl") or 0, sparse=made.is_sparse, attention_dp=layout.attention_dp,
+                   ep=layout.ep)  # fmt: skip
 
 
 def _static(row: Row, deployment: Deployment, metric: str, what: str) -> Case:
@@ -177,17 +151,17 @@ def _offline(deployment: Deployment) -> Deployment:
     return replace(deployment, engine=replace(deployment.engine, coef=coef))
 
 
-def _queued(row: Row, deployment: Deployment) -> Workload:
+def _queued(row: Row, deployment: Deployment, usual: int | None) -> Workload:
     """Everything waits from the start; as many requests as the source says, or enough to fill the cache thrice."""
     isl, osl = _number(row, "isl"), _number(row, "osl")
     found = re.search(r"num_requests (\d+)", row.text("notes"))
-    room = cache_tokens(
+    kept = cache_tokens(
         deployment.anatomy, deployment.pool.layout, deployment.precision, deployment.device,
         deployment.engine.memory_frac, deployment.engine.counts_free, 0,
     )  # fmt: skip
-    fits = max(1, min(deployment.engine.max_sequences, room // (isl + osl)))
-    said = int(found.group(1)) if found else BENCHED.get((isl, osl)) if deployment.engine.name == "trtllm" else None
-    return static(min(said or max(64, 3 * fits), MOST_REQUESTS), isl, osl)
+    fits = max(1, min(deployment.engine.max_sequences, kept // (isl + osl)))
+    said = int(found.group(1)) if found else usual
+    return static(min(said or max(64, 3 * fits), 3000), isl, osl)  # past 3,000, throughput no longer changes
 
 
 def model_of(row: Row) -> Anatomy:
@@ -204,7 +178,7 @@ def model_of(row: Row) -> Anatomy:
     kv = int(row.number("kv_heads") or whole["heads"])
     if kv < 1 or whole["heads"] % kv or whole["hidden"] < whole["heads"]:
         raise InputError(f"{whole['heads']} heads, {kv} of keys and a width of {whole['hidden']} make no model")
-    gated = not name.lower().replace(" ", "-").startswith(UNGATED)
+    gated = _tables("model", model=name.lower().replace(" ", "-"))["gated"]
     return dense_of(name, kv_heads=kv, gated=gated, source=row.text("source"), **whole)
 
 
@@ -221,38 +195,22 @@ def device_of(row: Row) -> Device:
 
 
 def engine_of(row: Row, device: Device) -> Engine:
-    text = row.text("engine").lower()
-    if "megatron" in text:
-        raise InputError("Megatron-LM's own generation loop is no serving engine, and how it batches is not described")
-    if "fastertransformer" in text:
-        return engine("fastertransformer", device)
-    if "pytorch backend" in text:
-        return engine("trtllm", device)
-    if re.search(r"tensorrt|trt.?llm", text):
-        return engine("trtllm-engine", device)
-    if "vllm" in text:
-        return engine("vllm", device)
-    raise InputError(f"engine {row.text('engine')!r} is not modeled")
-
-
-_SPELLED = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float32": "fp32", "float8": "fp8", "mxfp8": "fp8"}
+    said = _tables("engine", engine=row.text("engine").lower())
+    if "engine" not in said:
+        raise InputError(said.get("why", f"engine {row.text('engine')!r} is not modeled"))
+    return engine(said["engine"], device)
 
 
 def formats_of(row: Row, made: Anatomy, device: Device) -> Precision:
-    name = _SPELLED.get(row.text("precision").lower(), row.text("precision").lower())
-    kv = row.text("kv_precision").lower()
-    if made.name.startswith("gpt-oss"):  # its cache is in eight bits on Blackwell, and left alone on Hopper
-        name, kv = "mxfp4", kv or ("fp8" if device.arch == "blackwell" else "")
-    name = {"fp4": "nvfp4", "": "fp8" if "fp8" in _dtypes(device) else "fp16"}.get(name, name)
-    if name == "fp8" and made.is_sparse and made.layers[-1].mixer.latent:
-        name = "fp8_block"
-    narrow = name in ("fp8", "fp8_block", "nvfp4") and "fp8" in _dtypes(device)
+    written, kv = row.text("precision").lower(), row.text("kv_precision").lower()
+    wide = "fp8" not in {dtype for unit, dtype in device.peaks if unit == "tensor"}
+    latent = made.is_sparse and made.layers[-1].mixer.latent is not None
+    said = _tables("format", model=made.name, blackwell=device.arch == "blackwell", written=written,
+                   fp8_device=not wide, latent=latent)  # fmt: skip
+    name, kv = said.get("format", written), kv or said.get("kv", "")
+    narrow = name in ("fp8", "fp8_block", "nvfp4") and not wide
     cache = kv if kv in KV_BYTES else "fp8" if narrow else ""
     return precision(name, cache, sparse=made.is_sparse)
-
-
-def _dtypes(device: Device) -> set[str]:
-    return {dtype for unit, dtype in device.peaks if unit == "tensor"}
 
 
 def layout_of(row: Row) -> tuple[Layout, int]:
@@ -267,10 +225,10 @@ def layout_of(row: Row) -> tuple[Layout, int]:
 
 def _mlperf(row: Row, made: Anatomy, device: Device) -> Case:
     scenario = row.text("scenario")
-    word = next((word for word in DATASETS if word in scenario), None)
-    if word is None or not scenario.startswith(("MLPerf Offline", "MLPerf Server")):
+    said = _tables("mlperf", scenario=scenario, config_id=row.text("config_id"))
+    if "isl" not in said or not scenario.startswith(("MLPerf Offline", "MLPerf Server")):
         raise InputError("an interactive or single-stream scenario, shaped by latency limits that are not given")
-    isl, osl = DATASETS[word]
+    isl, osl = said["isl"], said["osl"]
     formats = formats_of(row, made, device)
     if device.arch == "blackwell" and not row.text("precision"):
         formats = precision("nvfp4", "fp8", sparse=made.is_sparse)
@@ -278,14 +236,17 @@ def _mlperf(row: Row, made: Anatomy, device: Device) -> Case:
     used = engine("trtllm", device) if latent else engine_of(row, device)  # no compiled engine knew latent attention
     num = _number(row, "num_devices")
     layout = _narrowest(made, device, formats, used, num)
-    if latent:
-        layout = _benched(made, layout)
-    beams = Speculation(BEAMS - 1, 0.0, 0.0, is_beams=True) if word == "gptj" else None
+    if latent and made.is_sparse:
+        layout = LAYOUTS["attention groups"](layout)
+    beams = Speculation(said["beams"] - 1, 0.0, 0.0, is_beams=True) if "beams" in said else None
     deployment = Deployment(made, device, formats, used, Pool(layout, 1), speculation=beams)
-    work = _spread_lengths(isl, osl, 2000)
-    if word == "gptj" and row.text("config_id").startswith(WITHOUT_INFLIGHT):
-        work = replace(work, isl=np.full_like(work.isl, work.isl.max()), osl=np.full_like(work.osl, LONGEST_SUMMARY))
-    rate = _mlperf_rate(row, osl) / (num / layout.num_devices) / (SERVER_FRAC if "Server" in scenario else 1.0)
+    # Lengths spread as in a data set: evenly from half to one and a half times the mean.
+    rng = np.random.default_rng(0)
+    read, write = (rng.integers(max(1, m // 2), m + m // 2 + 1, size=2000, dtype=np.int64) for m in (isl, osl))
+    if "padded_osl" in said:
+        read, write = np.full_like(read, read.max()), np.full_like(write, said["padded_osl"])
+    work = Workload(read, write, np.zeros(2000), title="all at once")
+    rate = _mlperf_rate(row, osl) / (num / layout.num_devices) / said.get("offline_frac", 1.0)
     what = f"{row.text('model')} on {num} × {device.name}, {scenario.partition(';')[0]}"
     return Case(_offline(deployment), work, 1 / rate, "sample", what)
 
@@ -310,10 +271,3 @@ def _narrowest(made: Anatomy, device: Device, formats: Precision, used: Engine, 
             if room >= 100_000:
                 return Layout(tp=tp)
     raise InputError(f"{made.name} does not fit {num} × {device.name} in {formats.name}")
-
-
-def _spread_lengths(isl: int, osl: int, num: int) -> Workload:
-    """Lengths spread as in a data set: evenly from half to one and a half times the mean."""
-    rng = np.random.default_rng(0)
-    read, made = (rng.integers(max(1, m // 2), m + m // 2 + 1, size=num, dtype=np.int64) for m in (isl, osl))
-    return Workload(read, made, np.zeros(num), title="all at once")

@@ -102,7 +102,7 @@ def _condition(where: str, wanted: Any) -> tuple[Compare, Any]:
     if sign not in COMPARE:
         return COMPARE["=="], wanted
     if sign not in ("~", "!~"):
-        return COMPARE[sign], float(operand) if re.fullmatch(r"[\d.]+", operand) else operand
+        return COMPARE[sign], float(operand) if re.fullmatch(r"[\d.]+(e\d+)?", operand) else operand
     try:
         return COMPARE[sign], re.compile(operand)
     except re.error as error:

@@ -45,9 +45,9 @@ def test_no_is_said_in_many_ways():
 
 
 def test_a_device_is_found_by_its_words_or_by_the_catalog_and_never_by_an_override():
-    assert catalog_name("NVIDIA H20 (96 GB)", ()) == "h20"
-    assert catalog_name("h100 sms=2x", ()) is None
-    assert catalog_name("x" * 400, ()) is None
+    assert catalog_name("NVIDIA H20 (96 GB)", "training_llm") == "h20"
+    assert catalog_name("h20 sms=2x", "training_llm") is None
+    assert catalog_name("x" * 400, "training_llm") is None
 
 
 @pytest.mark.parametrize("columns", [
