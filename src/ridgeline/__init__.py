@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 announce()
 
-_ROOMS = {
+_NAMES = {
     "ridgeline.capture": ("capture", "cost_of", "decode_kwargs", "spec"),
     "ridgeline.capture.importers": ("load",),
     "ridgeline.cost.prediction": ("Prediction", "Row"),
@@ -62,7 +62,7 @@ _ROOMS = {
     "ridgeline.engine.file.engine": ("Engine",),
     "ridgeline.study": ("Space", "study"),
 }
-_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+_HOME = {name: home for home, names in _NAMES.items() for name in names}
 __all__ = [
     "Cluster",
     "Device",

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from ridgeline.plan import Plan
     from ridgeline.profiler.recorder import Run
     from ridgeline.sim.search import Search, Space
-    from ridgeline.sim.serving.metrics import Metrics, Slo
-    from ridgeline.sim.serving.simulate import Served
+    from ridgeline.sim.serving.metrics import Slo
+    from ridgeline.sim.serving.result import Serving
     from ridgeline.sim.serving.workload import Workload
     from ridgeline.sim.step import Step, Trouble
     from ridgeline.store.validations import Run as Validation
@@ -396,8 +396,11 @@ def serve(
     *,
     spans: int = 0,
     **wanted: Any,
-) -> tuple[Served, Metrics]:
+) -> Serving:
     """What users of a deployment would see: every request of ``workload`` simulated, and the figures made of it.
+
+    ``serve(…).metrics.ttft_s.mean`` is the mean time to first token. ``slo`` has limits for goodput, and ``spans`` is
+    the number of iterations to keep for ``.trace()``.
 
     Latencies of a closed loop are those of its steady state: the requests that start it all at once are left out.
 
@@ -405,7 +408,8 @@ def serve(
     ``ridgeline.sim.serving.compose.Wanted`` (tp, pp, ep, attention_dp, precision, kv, engine, disaggregated, …).
     """
     from ridgeline.sim.serving.compose import Wanted, deployment_of
-    from ridgeline.sim.serving.metrics import metrics, steady
+    from ridgeline.sim.serving.metrics import Slo, metrics, steady
+    from ridgeline.sim.serving.result import Serving
     from ridgeline.sim.serving.simulate import simulate
     from ridgeline.sim.serving.workload import closed
 
@@ -415,7 +419,8 @@ def serve(
             raise InputError(f"serve has no option {name!r}{nearest(name, known)}")
     deployment = deployment_of(model, on, Wanted(**wanted))
     served = simulate(deployment, workload or closed(32, 1024, 1024), max_spans=spans)
-    return served, metrics(served, slo, skip=steady(served))
+    limits = slo or Slo()
+    return Serving(served, metrics(served, limits, skip=steady(served)), limits)
 
 
 def price(device: str | Device, as_: str = "vendor-price", **assume: float) -> Mapping[str, Figure]:
@@ -427,28 +432,6 @@ def price(device: str | Device, as_: str = "vendor-price", **assume: float) -> M
 
     found = device_named(device)
     return figures(Bill(found, None, assume, as_).totals(), drawn(found, assume, as_).totals())
-
-
-def serving_timeline(served: Served) -> Trace:
-    """The iterations of every instance, and the cache, batch and queue over time."""
-    from ridgeline.trace import TraceBuilder
-
-    deployment = served.deployment
-    where = f"{deployment.num_devices} × {deployment.device.name}"
-    trace = TraceBuilder(name=f"{deployment.anatomy.name} on {where}, served")
-    num_prefill = deployment.prefill.replicas if deployment.prefill else 0
-    for worker, start_s, end_s, prompts, decoding, steps in served.spans:
-        lane = f"prefill {worker}" if worker < num_prefill else f"replica {worker - num_prefill}"
-        what = "mixed" if prompts and decoding else "prefill" if prompts else "decode"
-        detail = f"{prompts} prompts" if prompts else f"{steps} steps"
-        trace.add(f"{what}: {detail}, batch {decoding}", lane, start_s, end_s - start_s, op=what, phase=what)
-    for name in ("held", "running", "waiting"):
-        label = {"held": "cache_tokens", "running": "batch", "waiting": "queue"}[name]
-        for at_s, value in zip(served.samples["at_s"], served.samples[name], strict=True):
-            trace.count(label, at_s, value)
-    if served.iterations and len(served.spans) < served.iterations:
-        trace.note("runs of equal decoding steps are drawn as one span")
-    return trace.build()
 
 
 def optimize(

@@ -40,7 +40,8 @@ def test_a_row_of_a_sweep_is_what_the_table_above_it_says(capsys):
 
 
 def test_the_curve_of_latencies_ends_where_the_percentiles_do():
-    served, found = rl.serve("llama3-8b", "h200*1", closed(8, 256, 64))
+    made = rl.serve("llama3-8b", "h200*1", closed(8, 256, 64))
+    served, found = made.served, made.metrics
     curve = served_data("t", served, found, ())["cdf"]["ttft"]
     values, shares = zip(*curve, strict=True)
     assert np.interp(0.99, shares, values) == pytest.approx(found.ttft_s.percentiles[99], rel=1e-3)
@@ -49,7 +50,7 @@ def test_the_curve_of_latencies_ends_where_the_percentiles_do():
 
 @pytest.mark.parametrize(("rate", "is_overloaded"), [(2.0, False), (2000.0, True)])
 def test_a_deployment_that_cannot_keep_up_says_so(rate, is_overloaded):
-    _, found = rl.serve("llama3-8b", "h200*1", opened(rate, 256, 64, num=400))
+    found = rl.serve("llama3-8b", "h200*1", opened(rate, 256, 64, num=400)).metrics
     assert bool(found.waiting_at_end) is is_overloaded
 
 

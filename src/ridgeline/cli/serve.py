@@ -10,12 +10,13 @@ from typing import Any
 
 from rich.text import Text
 
-from ridgeline.api import serve, serving_timeline
+from ridgeline.api import serve
 from ridgeline.cli import draw
 from ridgeline.cli.keep import keep
 from ridgeline.errors import InputError
 from ridgeline.sim.serving.compose import Wanted
 from ridgeline.sim.serving.metrics import Metrics, Slo
+from ridgeline.sim.serving.result import Serving
 from ridgeline.sim.serving.search import Candidate, Need, Searched, search
 from ridgeline.sim.serving.simulate import Served
 from ridgeline.sim.serving.workload import Workload, closed, opened, recorded, static
@@ -68,15 +69,16 @@ def serve_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, ou
     """Simulate, print, and write the files that were asked for."""
     work = workload_of(load)
     spans = 200_000 if output.trace else 0  # max spans
-    served, found = serve(model, on, work, slo, spans=spans, **asdict(wanted))
-    points = _sweep(model, on, load, slo, wanted, (served, found)) if output.sweep or output.html else ()
+    made = serve(model, on, work, slo, spans=spans, **asdict(wanted))
+    served, found = made.served, made.metrics
+    points = _sweep(model, on, load, slo, wanted, made) if output.sweep or output.html else ()
     if output.json:
-        draw.print_json(document(served, found, slo, points))
+        draw.print_json(document(made, points))
     else:
         show(served, found, slo)
         if output.sweep:
             _show_points(points, "Throughput against latency")
-    keep("serve", model, lambda: document(served, found, slo, points), device=on, quiet=output.json,
+    keep("serve", model, lambda: document(made, points), device=on, quiet=output.json,
          settings={"workload": work.title, **{k: v for k, v in asdict(wanted).items() if v}})  # fmt: skip
     if output.html:
         from ridgeline.web.serving import write_served
@@ -86,9 +88,9 @@ def serve_and_show(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, ou
     if output.trace:
         from ridgeline.trace import write_chrome
 
-        made = serving_timeline(served)
-        print(f"trace: {write_chrome(made, output.trace)}, open it at https://ui.perfetto.dev", file=sys.stderr)
-        for note in made.notes:
+        timeline = made.trace()
+        print(f"trace: {write_chrome(timeline, output.trace)}, open it at https://ui.perfetto.dev", file=sys.stderr)
+        for note in timeline.notes:
             print(f"trace: {note}", file=sys.stderr)
 
 
@@ -135,19 +137,18 @@ def _progress() -> Any:
     return tell
 
 
-def _sweep(
-    model: str, on: str, load: Load, slo: Slo, wanted: Wanted, asked: tuple[Served, Metrics]
-) -> tuple[Candidate, ...]:
+def _sweep(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, asked: Serving) -> tuple[Candidate, ...]:
     """The same deployment at other loads: closed loops of growing concurrency, and the one that was asked for."""
     from ridgeline.sim.serving.search import CONCURRENCIES, KEPT_FRAC, ROUNDS
 
     points: list[Candidate] = []
-    for concurrency in sorted({*CONCURRENCIES[:9], asked[0].workload.concurrency} - {0}):
+    for concurrency in sorted({*CONCURRENCIES[:9], asked.served.workload.concurrency} - {0}):
         num = max(8, ROUNDS * concurrency)
         work = closed(concurrency, load.isl, load.osl, num=num, ratio=load.ratio, seed=load.seed)
-        is_asked = concurrency == asked[0].workload.concurrency
-        served, found = asked if is_asked else serve(model, on, work, slo, **asdict(wanted))
-        name, devices = served.deployment.precision.name, served.deployment.num_devices
+        is_asked = concurrency == asked.served.workload.concurrency
+        made = asked if is_asked else serve(model, on, work, slo, **asdict(wanted))
+        found, deployment = made.metrics, made.served.deployment
+        name, devices = deployment.precision.name, deployment.num_devices
         points.append(Candidate("this", name, devices, concurrency, found, found.good_frac >= KEPT_FRAC))
     return tuple(points)
 
@@ -248,20 +249,9 @@ def _point_cells(point: Candidate) -> list[Text | str]:
     ]  # fmt: skip
 
 
-def document(served: Served, found: Metrics, slo: Slo, points: tuple[Candidate, ...] = ()) -> dict[str, Any]:
+def document(made: Serving, points: tuple[Candidate, ...] = ()) -> dict[str, Any]:
     """What ``--json`` prints."""
-    d = served.deployment
-    pools = {"pool": asdict(d.pool), "prefill": asdict(d.prefill) if d.prefill else None}
-    made = {
-        "model": d.anatomy.name, "device": d.device.name, "num_devices": d.num_devices, "precision": d.precision.name,
-        "kv_precision": d.precision.kv, "engine": d.engine.name, **pools, "cache_tokens": served.capacity_tokens,
-        "speculation": asdict(d.speculation) if d.speculation else None,
-    }  # fmt: skip
-    limits = {name: value for name, value in asdict(slo).items() if value < math.inf}
-    document: dict[str, Any] = {"deployment": made, "workload": served.workload.title, "slo": limits, **found.to_dict()}
-    if points:
-        document["sweep"] = [candidate_document(point) for point in points]
-    return document
+    return made.to_dict() | ({"sweep": [candidate_document(point) for point in points]} if points else {})
 
 
 def candidate_document(point: Candidate) -> dict[str, Any]:

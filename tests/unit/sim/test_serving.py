@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ridgeline.api import serve, serving_timeline
+from ridgeline.api import serve
 from ridgeline.errors import InputError, ModelError
 from ridgeline.hardware import device
 from ridgeline.sim.serving.anatomy import anatomy, of_config
@@ -339,7 +339,9 @@ def test_host_and_device_wait_for_each_other_in_a_recurrence():
 
 
 def test_goodput_counts_what_keeps_the_slo():
-    served, found = serve("llama3-8b", "h200*1", closed(32, 512, 128), Slo(ttft_s=1e-6))
+    made = serve("llama3-8b", "h200*1", closed(32, 512, 128), Slo(ttft_s=1e-6))
+    served, found = made.served, made.metrics
+    assert made.to_dict()["slo"] == {"ttft_s": 1e-6} and made.to_dict()["goodput_per_s"] == 0
     assert found.good_frac == 0 and found.goodput_per_s == 0
     assert metrics(served).good_frac == 1
     with pytest.raises(InputError, match="above 0"):
@@ -347,8 +349,8 @@ def test_goodput_counts_what_keeps_the_slo():
 
 
 def test_the_timeline_has_a_lane_a_replica_and_counts_the_cache():
-    served, _ = serve("llama3-8b", "h200*2", closed(8, 256, 64), tp=1, spans=10_000)
-    trace = serving_timeline(served)
+    made = serve("llama3-8b", "h200*2", closed(8, 256, 64), tp=1, spans=10_000)
+    trace, served = made.trace(), made.served
     assert trace.lanes() == ["replica 0", "replica 1"] and "cache_tokens" in trace.counters
     assert trace.end_s <= served.done_s.max() + 1e-9
 

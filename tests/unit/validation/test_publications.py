@@ -21,7 +21,7 @@ engine = [
 """
 
 
-@pytest.fixture()
+@pytest.fixture
 def table(tmp_path, monkeypatch):
     """The table ``engine`` of a file with these rows."""
     (tmp_path / "publications").mkdir()
@@ -55,9 +55,10 @@ def test_the_first_row_that_holds_decides_name_by_name(table):
     ("condition", "holds"),
     [
         ('model = "opt"', False), ('model = "opt-1b"', True), ('model = "!= opt"', True), ('model = "~ ^opt"', True),
-        ('model = "!~ ^opt"', False), ('model = ["opt-1b", "gpt"]', True), ("tokens = 64", True), ("tokens = [4, 8]", False),
-        ('tokens = "> 64"', False), ('tokens = ">= 64"', True), ('tokens = "< 6.5e1"', True), ('tokens = "!= 64"', False),
-        ("new = false", True), ("new = true", False), ('new = false, tokens = "> 64"', False),
+        ('model = "!~ ^opt"', False), ('model = ["opt-1b", "gpt"]', True), ("tokens = 64", True),
+        ("tokens = [4, 8]", False), ('tokens = "> 64"', False), ('tokens = ">= 64"', True), ("new = false", True),
+        ('tokens = "< 6.5e1"', True), ('tokens = "!= 64"', False), ("new = true", False),
+        ('new = false, tokens = "> 64"', False),
     ],
 )  # fmt: skip
 def test_conditions_compare_values(table, condition, holds):
