@@ -87,6 +87,7 @@ def main() -> None:
 
 def print_upper_ends(found: Sequence[Promise]) -> None:
     """As promised, with what is added now, and with what the other suites would have added."""
+    found = [promise for promise in found if NAMES[promise.case.cause]]
     now = [rule_named(NAMES[promise.case.cause][0]).more_at_best for promise in found]
     others = [_added([promise for promise in found if promise.suite != one.suite], one) for one in found]
     for word, more in (("as promised", [0.0] * len(found)), ("as now", now), ("left out by suite", others)):

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from lab.fit.intervals import FEW, Score, coverage
+from lab.fit.intervals import operators as calls_of_samples
 from ridgeline.cost.price import pricer_of
 from ridgeline.cost.time.gemm.calls import alignment
 from ridgeline.hardware import device
@@ -151,6 +153,14 @@ def test_intervals_hold_what_no_fit_has_seen(unseen: list[Error]) -> None:
     inside = mean(float(abs(e["log"]) <= e["width"]) for e in unseen)
     print(f"unseen calls inside their 90 % intervals: {inside:.1%}")
     assert 0.85 <= inside <= 0.97
+
+
+def test_the_interval_of_each_family_holds_nine_of_ten_calls_that_no_fit_has_seen() -> None:
+    families = defaultdict[str, list[Score]](list)
+    for score in calls_of_samples("h200"):
+        families[score.group].append(score)
+    held = {name: coverage(own) for name, own in families.items() if len(own) >= FEW}
+    assert len(held) >= 9 and all(0.85 <= share <= 0.95 for share in held.values()), held
 
 
 def test_nothing_unseen_beats_its_floor(unseen: list[Error]) -> None:
