@@ -322,7 +322,7 @@ function drawFlame(node) {
     hover(cell, clip(n.name, 260), () => [["time", ms(n.ms)], ["share of the step", percent(n.ms / WHOLE)], ["kernels a step", digits(n.num)]]);
     cell.addEventListener("click", () => drawFlame(depth === 0 && n.parent ? n.parent : n));
     chart.append(cell);
-    if (w > 40) chart.append(svg("text", { class: "on-cell", x: x + 4, y: depth * row + 15 }, clip(n.name, Math.floor(w / 6.6))));
+    if (w > 40) chart.append(svg("text", { class: "on-cell", x: x + 4, y: depth * row + 15 }, clip(n.name, Math.floor((w - 8) / 7))));
   }
   const crumbs = [];
   for (let n = node; n; n = n.parent) crumbs.unshift(n.name);

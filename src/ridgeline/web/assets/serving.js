@@ -73,10 +73,10 @@ function distributions() {
     const plot = frame(box, 400, 240, [0, high * 1.02], [0, 1], name, "", time, (v) => (100 * v).toFixed(0) + " %");
     line(plot, points.map((p) => p[0]), points.map((p) => p[1]), "var(--accent)");
     for (const p of [0.5, 0.99]) {
-      const at = points.find((q) => q[1] >= p)[0];
+      const at = data.metrics[`${key}_s`][`p${100 * p}`];
       node("circle", { cx: plot.x(at), cy: plot.y(p), r: 3.5, fill: "var(--accent)" }, plot.svg);
       const far = plot.x(at) > 300;
-      node("text", { x: plot.x(at) + (far ? -8 : 8), y: plot.y(p) + (p > 0.9 ? 14 : 4), class: "ink over", "text-anchor": far ? "end" : "start" }, plot.svg, `p${p * 100}: ${time(at)}`);
+      node("text", { x: plot.x(at) + (far ? -8 : 8), y: plot.y(p) + (p > 0.9 ? 14 : 4), class: "ink over", "text-anchor": far ? "end" : "start" }, plot.svg, `p${100 * p}: ${time(at)}`);
     }
   }
 }
@@ -116,10 +116,15 @@ function pareto() {
     const color = COLORS[i % COLORS.length];
     const mine = points.filter((p) => data.kind !== "search" || `${p.title} ${p.precision}` === name).sort((a, b) => a.user - b.user);
     line(plot, mine.map((p) => p.user), mine.map((p) => p.device), color).setAttribute("stroke-opacity", 0.45);
+    let labelled = null;
     for (const p of mine) {
       const dot = node("circle", { cx: plot.x(p.user), cy: plot.y(p.device), r: p.keeps ? 5 : 3.5, fill: color, "fill-opacity": p.keeps ? 0.95 : 0.4, class: "dot" }, plot.svg);
       node("title", {}, dot, `${p.title} ${p.precision}, ${p.concurrency || "at the rate"} in flight: TTFT ${time(p.ttft_s)}, TPOT ${time(p.tpot_s)}, ${money(p.usd)} a million`);
-      if (data.kind !== "search") node("text", { x: plot.x(p.user) + 8, y: plot.y(p.device) - 6, class: "over" }, plot.svg, p.concurrency);
+      const at = [plot.x(p.user), plot.y(p.device)];
+      if (data.kind !== "search" && !(labelled && Math.abs(at[0] - labelled[0]) < 26 && Math.abs(at[1] - labelled[1]) < 15)) {
+        node("text", { x: at[0] + 8, y: at[1] - 6, class: "over" }, plot.svg, p.concurrency);
+        labelled = at;
+      }
     }
   });
   if (data.frontier.length > 1) line(plot, data.frontier.map((p) => p.user), data.frontier.map((p) => p.device), "var(--ink)").setAttribute("stroke-dasharray", "4 4");

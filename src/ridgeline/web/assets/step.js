@@ -79,6 +79,7 @@ function cards() {
 
 // A chart is as wide as its panel, so that its letters keep their size in a narrow window.
 const wide = (id) => Math.max(300, $(id).clientWidth || 1240);
+const numTicks = (w) => w < 480 ? 3 : 5;
 function parts() {
   const rows = S.stages, h = 22, gap = 5, w = wide("parts"), left = 76, top = 4, height = top + rows.length * (h + gap) + 24;
   const chart = svg("svg", { viewBox: `0 0 ${w} ${height}` });
@@ -96,9 +97,9 @@ function parts() {
       at += v;
     }
   });
-  for (let i = 0; i <= 5; i++) {
-    const v = S.step_s * i / 5;
-    chart.append(svg("text", { x: x(v), y: height - 4, "text-anchor": i === 5 ? "end" : "middle" }, seconds(v)));
+  for (let i = 0, n = numTicks(w); i <= n; i++) {
+    const v = S.step_s * i / n;
+    chart.append(svg("text", { x: x(v), y: height - 4, "text-anchor": i === n ? "end" : "middle" }, seconds(v)));
   }
   $("parts").replaceChildren(chart);
   legend("parts-legend", S.part_names.filter((n) => rows.some((r) => r[n] > 0)).map((n) => [NAMES[n], COLORS[n]]));
@@ -131,7 +132,7 @@ function timeline() {
     }
   });
   g.fillStyle = css("--dim");
-  for (let i = 0; i <= 6; i++) { const v = view.from + (view.to - view.from) * i / 6; g.fillText(seconds(v), Math.min(w - 50, x(v)), h - 6); }
+  for (let i = 0, n = numTicks(w); i <= n; i++) { const v = view.from + (view.to - view.from) * i / n; g.fillText(seconds(v), Math.min(w - 50, x(v)), h - 6); }
   timeline.at = (px, py) => {
     const s = Math.floor(py / row), v = view.from + (px - left) / (w - left - 6) * (view.to - view.from), lane = lanes[s];
     const i = lane ? lane.start.findIndex((start, k) => start <= v && v <= lane.end[k]) : -1;
@@ -177,7 +178,7 @@ function memory() {
     chart.append(line);
   });
   chart.append(svg("line", { x1: left, x2: w - 8, y1: y(S.capacity_bytes), y2: y(S.capacity_bytes), stroke: "var(--bad)", "stroke-dasharray": "5 4" }));
-  for (let i = 0; i <= 4; i++) chart.append(svg("text", { x: x(end * i / 4), y: h - 6, "text-anchor": i === 4 ? "end" : "middle" }, seconds(end * i / 4)));
+  for (let i = 0, n = numTicks(w); i <= n; i++) chart.append(svg("text", { x: x(end * i / n), y: h - 6, "text-anchor": i === n ? "end" : "middle" }, seconds(end * i / n)));
   $("memory").replaceChildren(chart);
   kinds();
 }
@@ -210,7 +211,7 @@ function table(headings, rows) {
 function plan() {
   const shown = Object.entries(S.plan).map(([k, v]) => [k, String(v)]);
   const half = Math.ceil(shown.length / 3);
-  $("plan").replaceChildren(el("div", { style: "display:grid;grid-template-columns:repeat(3,1fr);gap:24px" },
+  $("plan").replaceChildren(el("div", { style: "display:grid;grid-template-columns:repeat(auto-fit,minmax(240px,1fr));gap:0 24px" },
     ...[0, 1, 2].map((i) => table(["choice", "value"], shown.slice(i * half, (i + 1) * half)))));
 }
 
@@ -223,10 +224,10 @@ function search() {
   const xs = all.map((p) => p[1]), ys = all.map((p) => p[0]);
   const x0 = Math.min(...xs) * 0.95, x1 = Math.max(S.capacity_bytes * 1.15, Math.min(Math.max(...xs), S.capacity_bytes * 2)), y0 = Math.min(...ys) * 0.97, y1 = Math.min(Math.max(...ys), y0 * 2.2) * 1.02;
   const x = (v) => left + (v - x0) / (x1 - x0) * (w - left - 10), y = (v) => h - bottom - (v - y0) / (y1 - y0) * (h - bottom - 8);
-  for (let i = 0; i <= 5; i++) {
-    const v = y0 + (y1 - y0) * i / 5, m = x0 + (x1 - x0) * i / 5;
+  for (let i = 0, n = numTicks(w); i <= n; i++) {
+    const v = y0 + (y1 - y0) * i / n, m = x0 + (x1 - x0) * i / n;
     chart.append(svg("line", { class: "grid", x1: left, x2: w - 10, y1: y(v), y2: y(v) }), svg("text", { x: 0, y: y(v) + 4 }, seconds(v)),
-      svg("text", { x: x(m), y: h - 12, "text-anchor": i === 5 ? "end" : "middle" }, bytes(m)));
+      svg("text", { x: x(m), y: h - 12, "text-anchor": i === n ? "end" : "middle" }, bytes(m)));
   }
   for (const [t, b] of all) if (b <= x1 && t <= y1) {
     const dot = svg("circle", { cx: x(b), cy: y(t), r: 3, fill: b > S.capacity_bytes ? "var(--bad)" : "var(--accent)", "fill-opacity": 0.45 });
