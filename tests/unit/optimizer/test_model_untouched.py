@@ -96,13 +96,65 @@ class Tail(nn.Module):
         return self.head(self.scale(self.again(x) + self.listed[0](x)))
 
 
-MODELS["tied and aliased"] = Tail
+class Recurrent(nn.Module):
+    """Two layers of an LSTM in both directions over embedded tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 16), nn.Linear(32, 50)
+        self.cells = nn.LSTM(16, 16, num_layers=2, bidirectional=True, batch_first=True)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.cells(self.embedding(input_ids))[0])
+
+
+class UNet(nn.Module):
+    """Two scales of convolutions with group norm, and a skip connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        def block(c: int, o: int) -> nn.Sequential:
+            return nn.Sequential(nn.Conv2d(c, o, 3, padding=1), nn.GroupNorm(4, o), nn.SiLU())
+        self.down, self.below, self.joined = block(3, 8), block(8, 16), block(16, 8)
+        self.up, self.out = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = self.down(x)
+        coarse = self.below(nn.functional.max_pool2d(fine, 2))
+        return self.out(self.joined(torch.cat((fine, self.up(coarse)), 1)))
+
+
+class Recommender(nn.Module):
+    """Bags of embeddings, dense features, and the products of all pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(50, 8, mode="sum") for _ in range(3))
+        self.bottom = nn.Sequential(nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 8))
+        self.top = nn.Sequential(nn.Linear(14, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, x: Tensor, input_ids: Tensor) -> Tensor:
+        dense = self.bottom(x)
+        parts = torch.stack((dense, *(bag(input_ids) for bag in self.bags)), 1)
+        pairs = parts @ parts.mT
+        rows, cols = torch.tril_indices(4, 4, -1)
+        return self.top(torch.cat((dense, pairs[:, rows, cols]), 1))
+
+
+MODELS |= {
+    "tied and aliased": Tail, "lstm": Recurrent, "u-net": UNet, "recommender": Recommender,
+    "mamba": _causal("Mamba", state_size=4, num_hidden_layers=1),
+    "olmoe": _causal("Olmoe", num_experts=2, num_experts_per_tok=1, num_hidden_layers=2, pad_token_id=0,
+                     eos_token_id=1, **GROUPED),
+}  # fmt: skip
 
 
 def _given(name: str) -> dict[str, Any]:
     if name == "tied and aliased":
         return {"x": torch.randn(2, 8)}
-    if name.startswith("timm"):
+    if name == "recommender":
+        return {"x": torch.randn(2, 9), "input_ids": torch.randint(3, 50, (2, 9))}
+    if name.startswith("timm") or name == "u-net":
         return {"x": torch.randn(2, 3, 32, 32)}
     if name == "vit":
         return {"pixel_values": torch.randn(2, 3, 32, 32)}
@@ -186,13 +238,16 @@ def _optimized(monkeypatch: Any, model: nn.Module, given: dict[str, Any], mode: 
 def test_the_given_model_computes_trains_and_compiles_as_before(name: str, mode: str, monkeypatch: Any) -> None:
     train = mode == "train"
     model, given = MODELS[name]().train(train), _given(name)
-    unmatched = ("modernbert", "gemma2", "t5", "timm convnext", "tied and aliased")
+    sibling = MODELS[name]().train(train)
+    unmatched = ("modernbert", "gemma2", "t5", "timm convnext", "tied and aliased", "lstm", "u-net", "recommender",
+                 "mamba", "olmoe")  # fmt: skip
     kind = "kernels" if train or name in unmatched else "blocks"
     if name == "timm mobilenet" or (name == "timm resnet" and not train):
         kind = "channels last"
     _observed(model, given, train)  # what a first call imports and leaves behind is the caller's
     libraries, before, meant = _functions(), _attributes(model), _observed(model, given, train)
     state = {key: value.clone() for key, value in model.state_dict().items()}
+    others, of_sibling = _attributes(sibling), _observed(sibling, given, train)
     fast = _optimized(monkeypatch, model, given, mode, kind)
     assert fast.receipt.winner == kind, str(fast.receipt)
     torch.testing.assert_close(_observed(fast, given, train), meant, rtol=1e-3, atol=1e-4)
@@ -203,7 +258,9 @@ def test_the_given_model_computes_trains_and_compiles_as_before(name: str, mode:
     assert all(torch.equal(a, b) for a, b in zip(_observed(model, given, train), meant, strict=True))
     found = model.state_dict()
     assert list(found) == list(state) and all(torch.equal(found[key], state[key]) for key in state)
-    if not train:
+    assert _attributes(sibling) == others
+    assert all(torch.equal(a, b) for a, b in zip(_observed(sibling, given, train), of_sibling, strict=True))
+    if not train or name in ("llama", "lstm", "u-net", "recommender"):
         torch._dynamo.reset()
         compiled = torch.compile(model, backend="eager")
         torch.testing.assert_close(_observed(compiled, given, train), meant)
