@@ -5,8 +5,8 @@
 Split-conformal: the score of a measurement is its error (a logarithm) over the half-width it was promised, and a
 group's widths are scaled by the score that nine in ten of the group stay under. Each sample of operators, and each
 recorded network, is left out in turn to count how many lie inside. Point predictions stay as they are. ``--write``
-scales the calibration's widths of operators by family; ``--models`` captures the recorded networks (minutes), and prints
-what ``MODEL_WIDTH`` and ``HOST_SPREAD`` of ``cost/interval.py`` should be.
+scales the calibration's widths of operators by family; ``--models`` captures the recorded networks (minutes), and
+prints what ``MODEL_WIDTH`` and ``HOST_SPREAD`` of ``cost/interval.py`` should be.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def fitted(found: Sequence[Network], score: Callable[[Network], float]) -> tuple
 def show_networks(found: Sequence[Network]) -> None:
     model, inside = fitted(found, lambda one: math.sqrt(max(0.0, one.busy**2 - one.of_calls**2)))
     held = sum(abs(one.busy) <= math.hypot(one.of_calls, MODEL_WIDTH[Basis.FITTED]) for one in found)
-    print(f"busy time: MODEL_WIDTH {model:.3f}, {inside} of {len(found)} inside, each family left out; {held} as shipped")
+    print(f"busy time: MODEL_WIDTH {model:.3f}, {inside} of {len(found)} inside, families left out; {held} as shipped")
     clean = [one for one in found if not one.is_artifact]
 
     def beyond(one: Network) -> float:
@@ -142,7 +142,7 @@ def show_networks(found: Sequence[Network]) -> None:
 
     host, inside = fitted(clean, beyond)
     held = sum(beyond(one) <= HOST_SPREAD for one in clean)
-    print(f"wall time: HOST_SPREAD {host:.3f}, {inside} of {len(clean)} inside, each family left out; {held} as shipped")
+    print(f"wall time: HOST_SPREAD {host:.3f}, {inside} of {len(clean)} inside, families left out; {held} as shipped")
 
 
 def main() -> None:

@@ -36,8 +36,8 @@ SHARED_FRAC = 0.5
 """Share of a family's error that its calls have in common, so that it does not average out over a model."""
 
 MODEL_WIDTH = {Basis.MEASURED: 0.047, Basis.FITTED: 0.047, Basis.DATASHEET: 0.25, Basis.ASSUMED: 0.35}
-"""What a whole model adds: clocks, neighbors in the cache, kernels chosen differently. The first two are split-conformal
-over 34 recorded networks, each left out in turn (``lab/fit/intervals.py``); the others are assumed."""
+"""What a whole model adds: clocks, neighbors in the cache, kernels chosen differently. The first two are
+split-conformal over 34 recorded networks, each left out in turn (``lab/fit/intervals.py``); the others are assumed."""
 
 
 def half_width(intervals: Mapping[str, Any], call: Call, family: str, basis: Basis, busy_s: float) -> float:

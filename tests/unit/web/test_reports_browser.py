@@ -1,4 +1,4 @@
-"""Every report in a real browser at three widths: no label overlaps or is cut off, nothing scrolls sideways, no error."""
+"""Every report in a real browser at three widths: no label overlaps or is cut off, no page scrolls sideways."""
 
 from __future__ import annotations
 
