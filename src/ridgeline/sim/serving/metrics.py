@@ -19,8 +19,8 @@ Floats = NDArray[np.float64]
 PERCENTILES = (50, 90, 95, 99)
 APART_WIDER, FIRST_APART_WIDER = 1.25, 6.5
 """Intervals of runs with prefill apart, on which nothing was fitted, are wider by this; those of first tokens, which
-are what is left of a queue between two pools, by the second. Split-conformal over 146 published runs: 89 and 90 % inside
-when each engine and device is left out."""
+are what is left of a queue between two pools, by the second. Split-conformal over 146 published runs: 89 and 90 %
+inside when each engine and device is left out."""
 
 
 @dataclass(frozen=True, slots=True)
