@@ -91,11 +91,11 @@ def placed(module: nn.Module, dtype: torch.dtype = BF16) -> nn.Module:
 
 
 def numbers(*size: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(*size, device="meta", dtype=dtype)
+    return torch.empty(size, device="meta", dtype=dtype)
 
 
 def ids(*size: int) -> Tensor:
-    return torch.empty(*size, device="meta", dtype=torch.long)
+    return torch.empty(size, device="meta", dtype=torch.long)
 
 
 class FusedAdamW:
@@ -390,7 +390,7 @@ def boxes_sorted_on_the_host(gpu: StandIn, fixed: bool) -> Step:
             else:
                 table = scores.float().cpu()
                 gpu.work(2.5)
-                kept = torch.zeros(100, dtype=torch.long).to("meta")
+                kept = torch.zeros(100, dtype=torch.long, device="cpu").to("meta")
                 del table
             scores.index_select(0, kept)
 
@@ -422,10 +422,10 @@ def pictures_decoded_in_the_training_process(gpu: StandIn, fixed: bool) -> Step:
         def __getitem__(self, i: int) -> Tensor:
             if not fixed:
                 gpu.work(0.35)
-            return torch.zeros(3, 8, 8)
+            return torch.zeros(3, 8, 8, device="cpu")
 
     model = placed(nn.Sequential(*(Block(768, 12, causal=False) for _ in range(12))))
-    feed, x = iter(torch.utils.data.DataLoader(Pictures(), batch_size=32)), numbers(32, 197, 768)
+    feed, x = iter(torch.utils.data.DataLoader(Pictures(), batch_size=32, sampler=range(64_000))), numbers(32, 197, 768)
 
     def loss() -> Tensor:
         next(feed)
@@ -507,7 +507,7 @@ def master_weights_cast_in_every_layer(gpu: StandIn, fixed: bool) -> Step:
 @injected("pageable copy", r"copy:HtoD", r"pin")
 def windows_from_ordinary_memory(gpu: StandIn, fixed: bool) -> Step:
     model = placed(nn.Sequential(nn.Linear(4096, 8192), nn.GELU(), nn.Linear(8192, 4096))).requires_grad_(False)
-    windows = [torch.zeros(4096, 4096, dtype=BF16) for _ in range(2)]
+    windows = [torch.zeros(4096, 4096, dtype=BF16, device="cpu") for _ in range(2)]
     windows = [w.pin_memory() for w in windows] if fixed else windows
 
     def step() -> None:

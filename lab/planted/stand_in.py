@@ -16,12 +16,13 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -132,6 +133,19 @@ class StandIn(TorchFunctionMode):
                            "computeMinor": 0, "warpSize": 32, "numSms": 132}  # fmt: skip
         self.values: Iterator[float] = iter(lambda: 0.5, None)
 
+    def __enter__(self) -> StandIn:
+        """Tensors are made on ``meta`` unless asked otherwise, and fused attention has its kernel, in every thread."""
+        self._left = ExitStack()
+        self._left.enter_context(torch.device("meta"))
+        self._left.callback(setattr, F, "scaled_dot_product_attention", F.scaled_dot_product_attention)
+        F.scaled_dot_product_attention = _attention
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._left.close()
+
     # ------------------------------------------------------------------ what programs call
 
     def work(self, ms: float, name: str = "") -> None:
@@ -180,19 +194,13 @@ class StandIn(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         first = args[0] if args and isinstance(args[0], Tensor) else None
-        if name == "scaled_dot_product_attention" and kwargs.get("attn_mask") is None and len(args) <= 3:
-            q, k, v = args[:3]
-            if kwargs.get("enable_gqa"):
-                k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) if False else
-                        x[:, :, None].expand(-1, -1, q.shape[1] // x.shape[1], -1, -1).flatten(1, 2) for x in (k, v))
-            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, bool(kwargs.get("is_causal")))[0]
         if first is not None and first.is_meta and name in ("item", "__bool__", "__float__", "__int__", "__index__"):
             self._note("item")
             value = next(self.values)
             return bool(value) if name == "__bool__" else int(value) if name in ("__int__", "__index__") else value
         if first is not None and first.is_meta and name in ("cpu", "tolist", "numpy"):
             self._note("copy", way="DtoH", bytes=first.numel() * first.element_size(), pinned=False, blocking=True)
-            found = torch.zeros(first.shape if first.numel() < 10_000 else (1,), dtype=first.dtype)
+            found = torch.zeros(first.shape if first.numel() < 10_000 else (1,), dtype=first.dtype, device="cpu")
             return found if name == "cpu" else found.tolist()
         if first is not None and name in ("to", "cuda") and first.device.type == "cpu" and "meta" in map(str, args[1:]):
             pinned, later = bool(getattr(first, "is_pinned_here", False)), bool(kwargs.get("non_blocking"))
@@ -239,6 +247,18 @@ class StandIn(TorchFunctionMode):
                     "traceEvents": player.events}  # fmt: skip
         path.write_text(json.dumps(document))
         return step_s
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+               is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
+    """Fused attention as a GPU runs it; meta tensors would take the reference form apart."""
+    if attn_mask is not None:
+        raise NotImplementedError("the stand-in has fused attention without a mask alone")
+    times = q.shape[1] // k.shape[1]
+    if enable_gqa and times > 1:
+        k, v = (x[:, :, None].expand(-1, -1, times, -1, -1).flatten(1, 2) for x in (k, v))
+    found: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
+    return found
 
 
 def _tree(events: Sequence[Event]) -> list[_Node]:
