@@ -38,7 +38,6 @@ class Injected:
     cause: str  # as in ``lab.planted.score.NAMES``, or a new one
     bars: str  # pattern of the keys of bars that hold its time
     remedy: str  # pattern that its advice must have
-    timed: bool = True  # whether the trace also tells the step without a profiler
 
 
 CASES: dict[str, Injected] = {}
@@ -465,7 +464,7 @@ def said_of(name: str, folder: Path) -> Said:
         torch.manual_seed(0)
         with StandIn() as gpu:
             step = case.build(gpu, fixed)
-            steps[fixed] = gpu.record(step, folder / f"{name}.{'fixed' if fixed else 'planted'}.json")
+            steps[fixed] = gpu.record(step, folder / f"{name}.{'fixed' if fixed else 'planted'}.json", steps=2)
     found = [explained(trace, [summary_of(trace)]) for trace in (
         read(folder / f"{name}.{variant}.json", cache=False) for variant in ("planted", "fixed"))]  # fmt: skip
     planted, fixed_one = found

@@ -37,7 +37,8 @@ class Control:
     build: Build
     shapes: bool = True
     marks: bool = True
-    steps: int = 3
+    timed: bool = True
+    steps: int = 2
     host: float = 1.0
 
     def __call__(self, gpu: StandIn) -> Step:
@@ -80,13 +81,13 @@ def gpt_training(gpu: StandIn) -> Step:
     return trainer(model, next_token(model, 8, 1024))
 
 
-@control(shapes=False)
+@control(shapes=False, timed=False)
 def gpt_training_without_shapes(gpu: StandIn) -> Step:
     model = placed(Language(2048, 6))
     return trainer(model, next_token(model, 8, 1024))
 
 
-@control(marks=False)
+@control(marks=False, timed=False)
 def gpt_training_without_steps(gpu: StandIn) -> Step:
     model = placed(Language(2048, 4))
     return trainer(model, next_token(model, 8, 1024))
@@ -276,7 +277,7 @@ def a_server_that_schedules_beside_the_device(gpu: StandIn) -> Step:
     return step
 
 
-@control(marks=False, shapes=False)
+@control(marks=False, shapes=False, timed=False)
 def a_server_recorded_plainly(gpu: StandIn) -> Step:
     return a_server_that_schedules_beside_the_device(gpu)
 
@@ -561,7 +562,7 @@ def a_compiled_transformer(gpu: StandIn) -> Step:
     return trainer(model, loss)
 
 
-@control(steps=2)
+@control(timed=False)
 def one_stage_of_a_pipeline(gpu: StandIn) -> Step:
     model = placed(nn.Sequential(*(Block(2048, 16) for _ in range(3))))
     optimizer, x = FusedAdamW(list(model.parameters())), numbers(4, 2048, 2048)
@@ -586,7 +587,8 @@ def told(name: str, folder: Path) -> tuple[str, ...]:
     case, file = CASES[name], folder / f"{name}.json"
     torch.manual_seed(0)
     with StandIn(host=case.host) as gpu:
-        gpu.record(case.build(gpu), file, steps=case.steps, shapes=case.shapes, marks=case.marks)
+        gpu.record(case.build(gpu), file, steps=case.steps, shapes=case.shapes, marks=case.marks,
+                   timed=case.timed)
     trace = read(file, cache=False)
     found = explained(trace, [summary_of(trace)])
     return tuple(f"{f.rule} {f.step_frac:.0%} ({f.low_ms:.2f} to {f.high_ms:.2f} of {found.step_ms:.2f} ms)"

@@ -50,7 +50,10 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "needless gradients": ("needless-gradients",),
     "cpu contention": ("host-contention",),
     "activations kept on the host": ("weight-streaming", "exposed-copies", "host-round-trip"),
-    "a pass that is not needed": (),
+    "a pass that is not needed": ("needless-work",),
+    "cache grown by concatenation": ("needless-work",),
+    "small collectives": ("exposed-communication",),
+    "exposed communication": ("exposed-communication",),
 }
 """The rules that name a cause."""
 REMEDIES: Mapping[str, str] = {

@@ -28,6 +28,8 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, record_function
 
 MARK = "stand-in "
+UNRECORDED = 0.5
+"""Of the host time of ops and calls, what is left when nothing is recorded: the median of recordings on an H200."""
 Event = dict[str, Any]
 
 #: Ops whose whole subtree on a GPU is the kernels named here; those not listed launch by what is inside of them.
@@ -124,7 +126,7 @@ class StandIn(TorchFunctionMode):
 
     device = torch.device("meta")
 
-    def __init__(self, *, host: float = 1.0, name: str = "NVIDIA H100 80GB HBM3", cores: int = 16) -> None:
+    def __init__(self, *, host: float = 1.0, name: str = "NVIDIA H100 80GB HBM3") -> None:
         super().__init__()
         self.host = host  # how slow the host is, of a common one
         self.facts: Event = {}
@@ -229,8 +231,9 @@ class StandIn(TorchFunctionMode):
     # ------------------------------------------------------------------ what comes out
 
     def record(self, step: Callable[[], object], path: Path, *, steps: int = 3, warmup: int = 1, shapes: bool = True,
-               marks: bool = True) -> float:  # fmt: skip
-        """Writes the trace of some steps; seconds of a step as the device ran them."""
+               marks: bool = True, timed: bool = True) -> float:  # fmt: skip
+        """Writes the trace of some steps; seconds of a step when nothing records, which the trace tells if ``timed``.
+        """
         for _ in range(warmup):
             step()
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorder:
@@ -241,9 +244,13 @@ class StandIn(TorchFunctionMode):
             raw = Path(folder) / "raw.json"
             recorder.export_chrome_trace(str(raw))
             events = json.loads(raw.read_text())["traceEvents"]
+        nodes = _tree(events)
+        step_s = _Player(UNRECORDED * self.host, shapes, self.marks).play(nodes, steps)
         player = _Player(self.host, shapes, self.marks)
-        step_s = player.play(_tree(events), steps)
-        document = {"schemaVersion": 1, "deviceProperties": [self.properties], "ridgeline": dict(self.facts),
+        player.play(nodes, steps)
+        noted = {"unprofiled_step_s": step_s, "unprofiled_spread_s": 0.01 * step_s, "num_cores": 16,
+                 "num_usable_cores": 16} if timed else {}  # fmt: skip
+        document = {"schemaVersion": 1, "deviceProperties": [self.properties], "ridgeline": noted | self.facts,
                     "traceEvents": player.events}  # fmt: skip
         path.write_text(json.dumps(document))
         return step_s
@@ -257,7 +264,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None,
     times = q.shape[1] // k.shape[1]
     if enable_gqa and times > 1:
         k, v = (x[:, :, None].expand(-1, -1, times, -1, -1).flatten(1, 2) for x in (k, v))
-    found: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
+    found: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)[0]
     return found
 
 
@@ -360,7 +367,13 @@ class _Player:
                 if kernel in ("dgrad", "wgrad", "conv"):
                     self._turned(node, kernel, dtype, width)
                 name, us, blocks = _product(kernel, node, dtype, width)
+                start = self.now
                 self._kernel(name, us, {}, blocks)
+                if kernel.startswith("flash") and self.in_graph is None:  # the op inside has rows before heads
+                    inner = "aten::_flash_attention_" + ("backward" if kernel == "flash_bwd" else "forward")
+                    dims = [[d[0], d[2], d[1], d[3]] if len(d) == 4 else d for d in node.args["Input Dims"]]
+                    args = {"Input Dims": dims, "Input type": node.args["Input type"]} if self.shapes else {}
+                    self._span(inner, "cpu_op", start - 0.5, self.now + 0.5, args)
                 if kernel == "conv" and _bias(node):
                     size = _conv_out(node) * width
                     self._kernel(_ELEMENTWISE.format("CUDAFunctor_add<c10::BFloat16>"), 1.5 + 2 * size / 2.7e6, {},

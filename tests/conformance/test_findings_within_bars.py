@@ -26,7 +26,7 @@ def test_no_finding_promises_more_than_its_bars(case: InjectedCase) -> None:
     assert found.waterfall is not None
     for finding in found.findings:
         over_ms = max(0.0, found.step_ms - found.waterfall.step_ms) if finding.frees_host else 0.0  # not recorded
-        bars_ms = sum(bar.recorded_ms for bar in found.waterfall.bars if finding.rule in bar.findings)
+        bars_ms = sum(bar.ms for bar in found.waterfall.bars if finding.rule in bar.findings)
         assert finding.high_ms <= (bars_ms + over_ms) * (1 + 1e-9), finding.rule
         assert 0.0 <= finding.low_ms <= finding.expected_ms <= finding.high_ms <= found.step_ms * (1 + 1e-9)
 

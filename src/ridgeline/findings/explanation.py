@@ -336,11 +336,11 @@ def _within_bars(
     for finding in findings:
         bars = waterfall.bars_of(trace, [*finding.rows, *finding.changed.tolist()], 0.01)
         over_ms = max(0.0, step_ms - waterfall.step_ms) if finding.frees_host else 0.0
-        if finding.frees_host and sum(bar.recorded_ms for bar in bars) < finding.high_ms:
+        if finding.frees_host and sum(bar.ms for bar in bars) < finding.high_ms:
             bars = [*bars, *(bar for bar in idle if bar not in bars)]
         for bar in bars:
             rules.setdefault(bar.key, []).append(finding.rule)
-        kept.append(clipped(finding, over_ms + sum(bar.recorded_ms for bar in bars)) if bars else finding)
+        kept.append(clipped(finding, over_ms + sum(bar.ms for bar in bars)) if bars else finding)
     return tuple(sorted(kept, key=lambda finding: -finding.expected_ms)), rules
 
 

@@ -11,6 +11,8 @@ from ridgeline.findings.accounting.waterfall import Waterfall, waterfall_of
 from ridgeline.findings.replay.window import window_of
 from ridgeline.hardware import Device
 from ridgeline.profiler.floors import device_of, with_floors
+from ridgeline.trace.collectives import bus_factor, sort_of
+from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Trace
 
 
@@ -36,7 +38,29 @@ def with_prices(trace: Trace, start_ns: int, end_ns: int, device: Device | None 
     if "floor_s" in trace.extra and np.isfinite(trace.extra["floor_s"]).any():
         return trace
     chosen = device or device_of(trace)
-    if chosen is None or "shapes" not in trace.extra:
+    if chosen is None:
         return trace
     rows = np.flatnonzero(trace.gpu & (trace.start_ns < end_ns) & (trace.end_ns > start_ns))
-    return with_floors(trace, chosen, rows)[0]
+    priced = with_floors(trace, chosen, rows)[0] if "shapes" in trace.extra else trace
+    return _with_links(priced, chosen, rows)
+
+
+def _with_links(trace: Trace, device: Device, rows: NDArray[np.intp]) -> Trace:
+    """Collectives with the least time that the links need for their bytes: between devices of a host, and between hosts
+    if the group is larger than one, where every device of a host has a way out of its own."""
+    rows = rows[trace.of_kind(Kind.COMMUNICATION)[rows] & (trace.optional("message_bytes")[rows] > 0)]
+    near, far = device.links.get("scale_up"), device.links.get("scale_out")
+    if not len(rows) or near is None:
+        return trace
+    floor_s = trace.optional("floor_s").copy()
+    names, sizes = trace.optional("collective"), trace.optional("group_size")
+    for row in rows.tolist():
+        sort = sort_of(trace.words[int(names[row])]) or sort_of(trace.words[int(trace.name[row])])
+        size, moved = int(sizes[row]), float(trace.optional("message_bytes")[row])
+        if size < 2 or not sort:
+            continue
+        floor_s[row] = bus_factor(sort, min(size, near.domain_size)) * moved / near.bandwidth_bytes_per_s
+        if size > near.domain_size and far is not None:
+            out_bytes = bus_factor(sort, size) * moved / near.domain_size
+            floor_s[row] = max(floor_s[row], out_bytes / far.bandwidth_bytes_per_s)
+    return trace.with_columns(floor_s=floor_s)

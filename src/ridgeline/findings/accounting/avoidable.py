@@ -1,8 +1,10 @@
-"""Which share of each kernel is work that the step need not do: recompute, casts, layout copies, repeated passes."""
+"""Which share of each kernel is work that the step need not do: recompute, a forward pass for metrics alone, factors of
+zero, tensors grown by copies, casts, layout copies, repeated passes."""
 
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,7 +16,7 @@ from ridgeline.trace.kernels import recomputed
 from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Index, Trace
 
-SORTS = ("recompute", "casts", "layout", "passes", "extra")
+SORTS = ("recompute", "again", "zero", "grown", "casts", "layout", "passes", "extra")
 """Sorts of avoidable work; ``extra`` is what a model given with ``--model`` does not need."""
 _LAYOUT_OPS = ("aten::contiguous", "aten::clone", "aten::reshape", "aten::_reshape_copy", "aten::flatten")
 _ROW_OPS = ("pointwise", "fill", "dropout", "copy")
@@ -40,12 +42,102 @@ def avoidable_of(trace: Trace, rows: Index, extra: NDArray[np.float64] | None = 
     if extra is not None:
         mark("extra", extra > 0, extra)
     mark("recompute", recomputed(trace)[rows])
+    mark("again", _again(trace, rows))
+    zero, grown = _arguments(trace, rows)
+    mark("zero", zero & kernels)
+    mark("grown", grown & kernels)
     cast, layout = _copies(trace, rows)
     mark("casts", cast & kernels)
     mark("layout", layout & kernels)
     share = _repeated_passes(trace, rows)
     mark("passes", share > 0, share)
     return Avoidable(sort, frac)
+
+
+_MEASURES = re.compile(r"^aten::(argmax|topk|eq|ne|gt|lt|ge|le|max|sort|isclose|bincount)$")
+_LOSSES = re.compile(r"loss|kl_div|cross_entropy|_softmax$|logsumexp|sigmoid")
+
+
+def _again(trace: Trace, rows: Index) -> NDArray[np.bool_]:
+    """Kernels of a forward pass that runs a second time without gradients, for what is counted in its outputs: the same
+    products in the same order as a pass of the step that has gradients, and after it comparisons and no loss. (A
+    teacher of the same shape goes into a loss.)"""
+    found = np.zeros(len(rows), np.bool_)
+    sequence, shapes, launch = trace.optional("sequence"), trace.optional("shapes"), trace.launch[rows]
+    backward = trace.word_id("backward")
+    ops = np.flatnonzero(trace.of_kind(Kind.OP) & (trace.device < 0))
+    if not len(ops) or not (trace.phase[ops] == backward).any() or not (shapes[ops] > 0).any():
+        return found
+    ops = ops[np.argsort(trace.start_ns[ops], kind="stable")]
+    names = {int(i): trace.words[int(i)] for i in np.unique(trace.name[ops])}
+    forward = ops[trace.phase[ops] == trace.word_id("forward")]
+    # Of forward ops with one number, the last and innermost has the gradient of that number
+    last = dict(zip(sequence[forward].tolist(), forward.tolist(), strict=True))
+    numbers = set(sequence[ops[(trace.phase[ops] == backward) & (sequence[ops] >= 0)]].tolist())
+    products = forward[np.isin(trace.name[forward], [i for i, name in names.items() if name in _PRODUCTS])]
+    learns = np.array([number in numbers and last[number] == op
+                       for number, op in zip(sequence[products].tolist(), products.tolist(), strict=True)], np.bool_)
+    key = trace.name[products].astype(np.int64) * (len(trace.words) + 1) + shapes[products]
+    for step in np.unique(trace.step[products]).tolist():
+        own = np.flatnonzero(trace.step[products] == step)
+        with_gradient, bare = key[own[learns[own]]], own[~learns[own]]
+        num = len(with_gradient)
+        if num < 4 or len(bare) < num:
+            continue
+        for at in np.flatnonzero(key[bare] == with_gradient[0]).tolist():
+            chosen = bare[at : at + num]
+            if len(chosen) < num or chosen[-1] - chosen[0] != num - 1 or not (key[chosen] == with_gradient).all():
+                continue
+            begin, end = products[chosen[0]], products[chosen[-1]]
+            after = ops[np.searchsorted(trace.start_ns[ops], trace.end_ns[end]) :][:40]
+            after = after[~np.isin(trace.name[after], [i for i, name in names.items() if name in _PRODUCTS])]
+            said = [names[int(i)] for i in trace.name[after].tolist()]
+            measured = next((i for i, name in enumerate(said) if _MEASURES.search(name)), None)
+            if measured is None or any(_LOSSES.search(name) for name in said[:measured]):
+                continue
+            first = trace.start_ns[begin]
+            called = np.where(launch >= 0, trace.start_ns[np.maximum(launch, 0)], -1)
+            found |= (called >= first) & (called <= trace.end_ns[end])
+    return found
+
+
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::convolution", "aten::_convolution", "aten::cudnn_convolution")
+
+
+def _arguments(trace: Trace, rows: Index) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(kernels of a product with a factor of zero, copies of a long tensor that only append a short one to it)."""
+    words, op = trace.words, trace.op[rows]
+    wanted = {i: words[i] for i in np.unique(op).tolist() if words[i] in ("aten::mul", "aten::mul_", "aten::cat")}
+    zero, grown = np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.bool_)
+    for i in np.flatnonzero(np.isin(op, list(wanted))).tolist():
+        at = int(trace.launch[rows[i]])
+        while at >= 0 and int(trace.name[at]) not in wanted:
+            at = int(trace.parent[at])
+        if at < 0:
+            continue
+        if wanted[int(trace.name[at])] == "aten::cat":
+            grown[i] = _appends(words[int(trace.optional("shapes")[at])])
+        else:
+            zero[i] = _has_zero(words[int(trace.optional("concrete")[at])])
+    return zero, grown
+
+
+@lru_cache(maxsize=10_000)
+def _appends(shapes: str) -> bool:
+    """Whether one of the joined tensors has nine tenths of what is written."""
+    try:
+        sizes = [float(np.prod(shape)) for shape in json.loads(shapes)[0]]
+    except (ValueError, TypeError, IndexError):
+        return False
+    return len(sizes) > 1 and sizes[0] >= 2**16 and max(sizes) >= 0.9 * sum(sizes)
+
+
+@lru_cache(maxsize=10_000)
+def _has_zero(concrete: str) -> bool:
+    try:
+        return json.loads(concrete)[1] in ("0", "0.", "0.0", "-0.")
+    except (ValueError, TypeError, IndexError):
+        return False
 
 
 def _copies(trace: Trace, rows: Index) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -42,13 +42,34 @@ _BARS = {
         "repeated passes over the same tensor",
         "Fuse the chain: torch.compile, or one kernel for it.",
     ),
+    "avoidable:grown": (
+        "tensors copied to grow them",
+        "Allocate the longest once and write new rows in place (a static KV cache, index_copy_), not torch.cat.",
+    ),
+    "avoidable:again": (
+        "forward pass run again for its metrics",
+        "Count and log in the outputs of the pass that the loss was made of.",
+    ),
+    "avoidable:zero": ("work multiplied by zero", "Skip it where its factor is zero."),
     "avoidable:extra": ("work that the model does not need", "Remove the passes and ops named in the parts."),
+    "comm:floor": (
+        "communication: least time of the bytes",
+        "Overlap it with compute, send fewer bytes (a smaller type, less often), or use a faster link.",
+    ),
+    "comm:bandwidth": (
+        "communication: transfer above the link's rate",
+        "Use larger buckets and fewer calls; check the algorithm, the topology and who shares the link.",
+    ),
     "comm:transfer": (
         "communication: transfer",
         "Overlap it with compute, use larger buckets, a faster link or fewer bytes.",
     ),
     "comm:wait": (
-        "communication: waiting for another rank",
+        "communication: waiting for most ranks",
+        "This rank is early: give it a larger share of the work, or balance the ranks.",
+    ),
+    "comm:skew": (
+        "communication: skew of the last ranks",
         "Balance the ranks: find what the last rank does before it arrives.",
     ),
     "comm:wait_alone": (

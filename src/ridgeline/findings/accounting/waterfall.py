@@ -13,7 +13,7 @@ from ridgeline.findings.accounting.avoidable import SORTS, avoidable_of
 from ridgeline.findings.accounting.host_activity import Host, host_of
 from ridgeline.findings.accounting.idle import REASONS, idle_of
 from ridgeline.findings.accounting.labels import STAGES, label_of, remedy_of, stage_of
-from ridgeline.findings.accounting.partition import owned_of
+from ridgeline.findings.accounting.partition import Owned, owned_of
 from ridgeline.findings.context.kernel_name import kernel_name
 from ridgeline.trace.analyses.table import Table
 from ridgeline.trace.breakdown import by_device
@@ -58,7 +58,6 @@ class Bar:
     is_named: bool = True
     parts: tuple[Part, ...] = ()
     findings: tuple[str, ...] = ()  # rules of the findings that are about this bar
-    recorded_ms: float = 0.0  # with the cost of the recording still in it
 
     def to_dict(self) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in self.__slots__}
@@ -248,7 +247,7 @@ def waterfall_of(
     """
     end_ns = max(end_ns, start_ns) if len(trace) else start_ns
     book = _Ledger({}, [], [], [], [], [])
-    arrived = arrivals_of(trace, others)
+    arrived, half_arrived = arrivals_of(trace, others)
     inside = trace.gpu & (trace.start_ns < end_ns) & (trace.end_ns > start_ns)
     num_devices, priced_ns, kernel_ns = 0, 0, 0
     for rank, device, mask in by_device(trace, trace.gpu if trace.gpu.any() else inside):
@@ -256,9 +255,11 @@ def waterfall_of(
         works = trace.in_order(chosen)
         num_devices += 1
         owned = owned_of(trace, works, start_ns, end_ns, arrived[works])
+        early = owned_of(trace, works, start_ns, end_ns, half_arrived[works]).waited_ns if others else owned.waited_ns
         known, whole = _kernels(trace, book, works, owned.ns, extra_s)
         priced_ns, kernel_ns = priced_ns + known, kernel_ns + whole
-        _copies_and_collectives(trace, book, works, owned.ns, owned.waited_ns, bool(others))
+        _copies(trace, book, works, owned.ns)
+        _collectives(trace, book, works, owned, early, bool(others))
         _idle(trace, book, host_of(trace, rank), rank, device, trace.in_order(mask), owned.gaps)
     if not num_devices:  # the host alone
         for rank in trace.ranks() or [0]:
@@ -286,22 +287,23 @@ def waterfall_of(
     )
 
 
-def arrivals_of(trace: Trace, others: Sequence[Trace] = ()) -> Nanos:
-    """From when on each collective transfers: when the last rank came; of a rank alone, the time that the fastest of
-    three or more equal calls took, counted back from the end; else the span's own start."""
-    found = trace.start_ns.copy()
+def arrivals_of(trace: Trace, others: Sequence[Trace] = ()) -> tuple[Nanos, Nanos]:
+    """From when on each collective transfers, and from when on half of its ranks were there. It transfers when the last
+    rank came; of a rank alone, for the time that the fastest of three or more equal calls took, counted back from the
+    end; else from the span's own start."""
+    last, half = trace.start_ns.copy(), trace.start_ns.copy()
     rows = np.flatnonzero(trace.gpu & trace.of_kind(Kind.COMMUNICATION))
     if not len(rows):
-        return found
+        return last, half
     own = calls_of(trace)
     known: list[Calls] = [*own, *(calls for other in others for calls in calls_of(other))]
     if len(known) > 1:
         for operation in matched(known):
-            last = max(int(known[at].start[i]) for at, i in operation) - trace.origin_ns
+            came = sorted(int(known[at].start[i]) - trace.origin_ns for at, i in operation)
             for at, i in operation:
                 if at < len(own) and len(operation) > 1:
-                    found[known[at].span[i]] = last
-        return found
+                    last[known[at].span[i]], half[known[at].span[i]] = came[-1], came[(len(came) - 1) // 2]
+        return last, half
     code = np.stack([trace.name[rows], trace.optional("collective")[rows], trace.optional("group")[rows],
                      trace.optional("message_bytes")[rows]], axis=1)  # fmt: skip
     _, inverse, counts = np.unique(code, axis=0, return_inverse=True, return_counts=True)
@@ -310,8 +312,8 @@ def arrivals_of(trace: Trace, others: Sequence[Trace] = ()) -> Nanos:
     least = np.full(len(counts), 2**62)
     np.minimum.at(least, inverse, took)
     fits = (counts >= 3)[inverse] & (trace.optional("message_bytes")[rows] > 0)
-    found[rows[fits]] = (trace.end_ns[rows] - least[inverse])[fits]
-    return found
+    last[rows[fits]] = (trace.end_ns[rows] - least[inverse])[fits]
+    return last, half
 
 
 def _kernels(
@@ -348,17 +350,29 @@ def _kernels(
     return priced, int(ns.sum())
 
 
-def _copies_and_collectives(
-    trace: Trace, book: _Ledger, works: Index, owned: Nanos, waited: Nanos, has_others: bool
-) -> None:
+def _copies(trace: Trace, book: _Ledger, works: Index, owned: Nanos) -> None:
     at = np.flatnonzero(trace.of_kind(Kind.MEMCPY)[works] & (owned > 0))
     rows = works[at].astype(np.int32)
     words = [trace.words[word] for word in trace.optional("copy")[rows].tolist()]
     book.add([f"copy:{word or 'unknown'}" for word in words], owned[at], rows)
-    at = np.flatnonzero(trace.of_kind(Kind.COMMUNICATION)[works] & (owned > 0))
+
+
+def _collectives(trace: Trace, book: _Ledger, works: Index, owned: Owned, early: Nanos, has_others: bool) -> None:
+    """Collectives with nothing beside them: waiting until half of the ranks came (``early``) and then for the last, the
+    least time that the link needs for their bytes, and what the transfer takes above it."""
+    at = np.flatnonzero(trace.of_kind(Kind.COMMUNICATION)[works] & (owned.ns > 0))
     rows = works[at].astype(np.int32)
-    book.add(np.full(len(rows), book.code("comm:transfer")), owned[at] - waited[at], rows)
-    book.add(np.full(len(rows), book.code("comm:wait" if has_others else "comm:wait_alone")), waited[at], rows)
+    waited, early = owned.waited_ns[at], np.minimum(early, owned.waited_ns)[at]
+    moved, floor_s = owned.ns[at] - waited, trace.optional("floor_s")[rows]
+    took_ns = np.maximum(trace.end_ns[rows] - trace.start_ns[rows], 1)
+    known = np.isfinite(floor_s)
+    least = np.rint(np.nan_to_num(floor_s) * 1e9 * owned.ns[at] / took_ns).astype(np.int64)  # what is not hidden of it
+    least = np.where(known, np.minimum(moved, least), 0)
+    parts = {"floor": least, "bandwidth": np.where(known, moved - least, 0), "transfer": np.where(known, 0, moved)}
+    parts |= {"wait": early, "skew": waited - early} if has_others else {"wait_alone": waited}
+    for name, ns in parts.items():
+        if (kept := ns > 0).any():
+            book.add(np.full(int(kept.sum()), book.code(f"comm:{name}")), ns[kept], rows[kept])
 
 
 def _idle(trace: Trace, book: _Ledger, host: Host, rank: int, device: int, works: Index, gaps: Intervals) -> None:
@@ -398,7 +412,6 @@ def _bars(trace: Trace, book: _Ledger, per_step: int, total_ns: int, max_parts: 
                 count=len(own) / per_step,
                 remedy=remedy_of(key),
                 is_named=key not in UNNAMED,
-                recorded_ms=int(sums[code]) / 1e6 / per_step,
                 parts=_parts(trace, ns[own], span[own], place[own], per_step, max_parts),
             )
         )

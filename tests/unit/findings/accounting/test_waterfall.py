@@ -6,6 +6,7 @@ import pytest
 
 from ridgeline.findings.accounting.account import account
 from ridgeline.findings.accounting.waterfall import Waterfall, waterfall_of
+from ridgeline.hardware import device
 from ridgeline.trace import Kind, TraceBuilder
 from ridgeline.trace.table import Trace
 
@@ -196,15 +197,31 @@ def test_bubbles_of_a_simulated_schedule_are_a_bar():
     assert ms(run.bars(0, 4), "idle:bubble") == pytest.approx(2.0)
 
 
-def test_waiting_for_a_late_rank_is_apart_from_the_transfer():
-    def rank(number: int, start: float) -> Trace:
-        run = Run()
-        extra = {"collective": "all_reduce", "message_bytes": 1000}
-        run.kernel(start, 10 - start, kind=Kind.COMMUNICATION, name="ncclDevKernel_AllReduce", rank=number, extra=extra)
-        return run.build.build()
+def _all_reduce(number: int, start: float, **more) -> Trace:
+    run = Run()
+    extra = {"collective": "all_reduce", "message_bytes": 1000, **more}
+    run.kernel(start, 10 - start, kind=Kind.COMMUNICATION, name="ncclDevKernel_AllReduce", rank=number, extra=extra)
+    return run.build.build()
 
-    found = waterfall_of(rank(0, 1), 1_000_000, 10_000_000, others=[rank(1, 7)])
-    assert (ms(found, "comm:wait"), ms(found, "comm:transfer")) == (6.0, 3.0)
+
+def test_waiting_for_most_ranks_skew_of_the_last_and_the_transfer_are_apart():
+    others = [_all_reduce(number, start) for number, start in ((1, 3), (2, 2), (3, 7))]
+    found = waterfall_of(_all_reduce(0, 1), 1_000_000, 10_000_000, others=others)
+    assert (ms(found, "comm:wait"), ms(found, "comm:skew"), ms(found, "comm:transfer")) == (1.0, 5.0, 3.0)
+
+
+def test_a_transfer_is_split_at_what_the_link_needs_for_its_bytes():
+    trace = _all_reduce(0, 1, message_bytes=450_000_000, group_size=8)  # 1.75 of it over 450 GB/s
+    found = account(trace, device("h100-sxm"))
+    assert ms(found, "comm:floor") == pytest.approx(1.75)
+    assert ms(found, "comm:bandwidth") == pytest.approx(7.25)
+    assert found.bar("comm:transfer") is None
+
+
+def test_a_group_of_several_hosts_needs_its_link_out_of_the_host():
+    one, two = (account(_all_reduce(0, 1, message_bytes=10_000_000, group_size=size), device("h100-sxm"))
+                for size in (8, 16))  # fmt: skip
+    assert 0 < ms(one, "comm:floor") <= ms(two, "comm:floor")
 
 
 def test_of_one_rank_what_exceeds_the_fastest_equal_call_is_named():
@@ -307,3 +324,42 @@ def test_a_finding_is_about_the_bars_that_its_spans_are_in():
     assert [bar.key for bar in found.bars_of(trace, [slow])] == ["idle:loader", "unpriced:softmax"]
     assert found.bars_of(trace, []) == []
     assert found.with_findings({"idle:loader": ["data-loader"]}).bar("idle:loader").findings == ("data-loader",)
+
+
+def _trained(after: str) -> Trace:
+    """A pass with gradients, then the same four products without, and an op behind them."""
+    run, at = Run(), 0.0
+    for number in range(8):
+        op = run.host("aten::mm", at, 0.1, phase="forward", step=0,
+                      extra={"sequence": number, "shapes": f"[[{number % 4 + 1}, 8], [8, 8]]"})  # fmt: skip
+        call = run.host("cudaLaunchKernel", at + 0.01, 0.02, Kind.RUNTIME, parent=op)
+        run.kernel(at + 0.1, 0.5, call, op="aten::mm", step=0)
+        at += 1.0
+    run.host(after, at, 0.1, phase="forward", step=0, extra={"sequence": 8})
+    for number in range(4):
+        run.host("MmBackward0", at + 1 + number, 0.1, phase="backward", step=0, extra={"sequence": number})
+    return run.build.build()
+
+
+@pytest.mark.parametrize(("after", "again_ms"), (("aten::argmax", 2.0), ("aten::_log_softmax", 0.0)))
+def test_a_pass_without_gradients_is_avoidable_if_its_outputs_are_only_counted(after, again_ms):
+    found = waterfall_of(_trained(after), 0, 14_000_000)
+    assert ms(found, "avoidable:again") == pytest.approx(again_ms)
+
+
+@pytest.mark.parametrize(
+    ("op", "extra", "key"),
+    (
+        ("aten::cat", {"shapes": "[[[8, 16384, 128], [8, 1, 128]], []]"}, "avoidable:grown"),
+        ("aten::cat", {"shapes": "[[[8, 512, 128], [8, 512, 128]], []]"}, "unpriced:copy"),
+        ("aten::mul", {"concrete": '["", "0."]'}, "avoidable:zero"),
+        ("aten::mul", {"concrete": '["", "0.5"]'}, "unpriced:pointwise"),
+    ),
+)
+def test_tensors_grown_by_copies_and_factors_of_zero_are_avoidable(op, extra, key):
+    run = Run()
+    span = run.host(op, 0, 0.1, extra=extra)
+    call = run.host("cudaLaunchKernel", 0.01, 0.02, Kind.RUNTIME, parent=span)
+    name = "CatArrayBatchedCopy" if op == "aten::cat" else "vectorized_elementwise_kernel"
+    run.kernel(1, 1, call, name=name, op=op)
+    assert ms(run.bars(1, 2), key) == 1.0
