@@ -45,12 +45,16 @@ def _full(step: Step) -> Timeline:
 def _stage(made: TraceBuilder, step: Step, stage: int, rank: int, done: tuple[Done, ...], walked: Timeline) -> None:
     lanes = f"stage {stage} compute", f"stage {stage} communication"
     end_s, last_s = walked.end_s[stage] - walked.skipped_s, max(walked.end_s) - walked.skipped_s
+    splits = any(one.work.kind == "W" for one in done)
+    narrow = next((name for name in ("fp4", "fp8") if name in step.plan.precision), "bf16")
+    # A floor must hold for products in the narrowest type of the plan, whatever utilizations are counted against.
+    peak_flops_per_s = max(step.peak_flops_per_s, step.cluster.device.peak_flops_per_s("tensor", narrow))
     at_s = 0.0
     for one in done:
         if one.start_s > at_s:
             made.add("bubble", lanes[0], at_s, one.start_s - at_s, kind=Kind.BUBBLE, device=0, stream=COMPUTE,
                      rank=rank, step=0, extra={"stage": stage})  # fmt: skip
-        _pass(made, step, one, rank, lanes)
+        _pass(made, step, one, rank, lanes, splits, peak_flops_per_s)
         at_s = one.end_s
     tail_s = step.tail_s[stage]
     if tail_s:
@@ -64,18 +68,24 @@ def _stage(made: TraceBuilder, step: Step, stage: int, rank: int, done: tuple[Do
     _memory(made, step, stage, done)
 
 
-def _pass(made: TraceBuilder, step: Step, one: Done, rank: int, lanes: tuple[str, str]) -> None:
+def _pass(
+    made: TraceBuilder, step: Step, one: Done, rank: int, lanes: tuple[str, str], splits: bool, peak_flops_per_s: float
+) -> None:
     position = step.positions[step.order.position(one.stage, one.work.chunk)]
     phase = PHASES[one.work.kind]
     name = f"{phase} {one.work.micro}" if one.work.kind != "W" else f"weight gradients {one.work.micro}"
     extra = {"stage": one.stage, "microbatch": one.work.micro}
     module = f"chunk{one.work.chunk}"
     at_s = one.start_s
+    layers = max(1, round(position.num_layers)) if one.work.kind != "W" else 1
+    # A third of a micro-batch's products is the forward pass, and where weight gradients are apart, each of the others.
+    thirds = 2 if one.work.kind == "B" and not splits else 1
+    floor_s = (position.flops - position.again_flops) * thirds / 3 / peak_flops_per_s / layers
     for layer, part, seconds in _slices(step, position, one):
         where = f"{module}.layer{layer}"
         if part == "compute":
             made.add(name, lanes[0], at_s, seconds, kind=Kind.KERNEL, device=0, stream=COMPUTE, rank=rank, step=0,
-                     module=where, op=phase, phase=phase, extra=extra)  # fmt: skip
+                     module=where, op=phase, phase=phase, extra={**extra, "floor_s": min(floor_s, seconds)})  # fmt: skip
         else:
             made.add(COLLECTIVE[part], lanes[1], at_s, seconds, kind=Kind.COMMUNICATION, device=0,
                      stream=COMMUNICATION, rank=rank, step=0, module=where, phase=phase,

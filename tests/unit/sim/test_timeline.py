@@ -68,3 +68,9 @@ def test_perfetto_can_open_it(trace, tmp_path):
     path = write_chrome(trace, tmp_path / "step.json")
     events = json.loads(path.read_text())["traceEvents"]
     assert len(events) > 500
+
+
+def test_every_kernel_of_a_pass_has_a_floor_of_at_most_its_time(trace):
+    works = trace.of_kind(Kind.KERNEL) & trace.matching("phase", ["forward", "backward"])
+    floor_s = trace.optional("floor_s")[works]
+    assert works.any() and ((floor_s > 0) & (floor_s <= trace.duration_s[works] * (1 + 1e-6))).all()
