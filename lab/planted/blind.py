@@ -1,4 +1,4 @@
-"""Twenty-two programs with one injected cause each, on the stand-in GPU: is the cause named, or its bar with the remedy?
+"""Programs with one injected cause each, on the stand-in GPU: is the cause named, or its bar with the remedy?
 
     python -m lab.planted blind [NAME …] [--keep FOLDER]
 
@@ -11,6 +11,7 @@ gains on the stand-in, which keeps its own clock: it tells whether the accountin
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import tempfile
 from collections.abc import Callable
@@ -27,7 +28,6 @@ from lab.planted.score import NAMES
 from lab.planted.stand_in import StandIn
 from ridgeline.findings.explanation import explained, summary_of
 from ridgeline.trace import read
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,9 @@ def injected(cause: str, bars: str, remedy: str, **more: bool) -> Callable[[Call
 # ---------------------------------------------------------------- the programs
 
 
-@injected("a pass that is not needed", r"avoidable|kernels:gemm|floor", r"forward pass|work that the model does not need")
+@injected(
+    "a pass that is not needed", r"avoidable|kernels:gemm|floor", r"forward pass|work that the model does not need"
+)
 def accuracy_by_a_second_forward(gpu: StandIn, fixed: bool) -> Step:
     """Accuracy on the training batch: the network is run again for it, though the logits were just made."""
     model, tokens, target = placed(Language()), ids(4, 1024), ids(4 * 1024)
@@ -86,7 +88,9 @@ def end_of_text_asked_after_every_token(gpu: StandIn, fixed: bool) -> Step:
     return step
 
 
-@injected("unfused optimizer", r"kernels:|idle:(op|between_ops|launch_call)|avoidable:passes", r"foreach|fused|compile|graph")
+@injected(
+    "unfused optimizer", r"kernels:|idle:(op|between_ops|launch_call)|avoidable:passes", r"foreach|fused|compile|graph"
+)
 def lion_for_each_weight(gpu: StandIn, fixed: bool) -> Step:
     """Lion as its paper writes it, weight by weight."""
     model = placed(Language(1024, 16, 16))
@@ -147,7 +151,7 @@ def a_tokenizer_inside_the_step(gpu: StandIn, fixed: bool) -> Step:
 def a_ranker_left_in_fp32(gpu: StandIn, fixed: bool) -> Step:
     dtype = BF16 if fixed else torch.float32
     sizes = (2048, 4096, 4096, 2048, 1)
-    model = placed(nn.Sequential(*(m for a, b in zip(sizes, sizes[1:], strict=False)
+    model = placed(nn.Sequential(*(m for a, b in itertools.pairwise(sizes)
                                    for m in (nn.Linear(a, b), nn.ReLU()))), dtype)  # fmt: skip
     x, y = numbers(8192, 2048, dtype=dtype), numbers(8192, 1, dtype=dtype)
     return trainer(model, lambda: (model(x) - y).square().mean())
@@ -174,7 +178,11 @@ def a_unet_in_planes(gpu: StandIn, fixed: bool) -> Step:
     return trainer(model, lambda: (model(x) - x).square().mean())
 
 
-@injected("cache grown by concatenation", r"kernels:copy|avoidable|unpriced:copy|floor", r"alloc|in place|index_copy|once|static")
+@injected(
+    "cache grown by concatenation",
+    r"kernels:copy|avoidable|unpriced:copy|floor",
+    r"alloc|in place|index_copy|once|static",
+)
 def a_cache_joined_at_every_token(gpu: StandIn, fixed: bool) -> Step:
     """Keys and values of a long context: every token makes all of them anew by torch.cat."""
     width, layers, length = 2048, 8, 16384
@@ -251,7 +259,11 @@ def every_block_checkpointed(gpu: StandIn, fixed: bool) -> Step:
     return trainer(model, loss)
 
 
-@injected("unfused attention", r"kernels:(softmax|gemm|pointwise|attention)|avoidable:passes|floor", r"scaled_dot_product|[Ff]lash|fuse")
+@injected(
+    "unfused attention",
+    r"kernels:(softmax|gemm|pointwise|attention)|avoidable:passes|floor",
+    r"scaled_dot_product|[Ff]lash|fuse",
+)
 def relative_places_added_by_hand(gpu: StandIn, fixed: bool) -> Step:
     class ByHand(Block):
         def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -290,7 +302,9 @@ def all_experts_for_all_tokens(gpu: StandIn, fixed: bool) -> Step:
     return trainer(model, loss)
 
 
-@injected("round trip through the host", r"copy|idle:(host_code|python|synchronize|copy_call)", r"on the (device|GPU)|device")
+@injected(
+    "round trip through the host", r"copy|idle:(host_code|python|synchronize|copy_call)", r"on the (device|GPU)|device"
+)
 def boxes_sorted_on_the_host(gpu: StandIn, fixed: bool) -> Step:
     net = placed(nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 84))).requires_grad_(False)
     x = numbers(20000, 1024)
@@ -388,7 +402,10 @@ def guidance_in_two_passes(gpu: StandIn, fixed: bool) -> Step:
 @injected("needless gradients", r"floor|kernels:|avoidable", r"no_grad|requires_grad|frozen|gradient")
 def gradients_of_a_frozen_trunk(gpu: StandIn, fixed: bool) -> Step:
     """Only the head is trained, and the optimizer has only its weights, but the trunk still makes gradients."""
-    trunk, head = placed(nn.Sequential(*(Block(1024, 16, causal=False) for _ in range(8)))), placed(nn.Linear(1024, 100))
+    trunk, head = (
+        placed(nn.Sequential(*(Block(1024, 16, causal=False) for _ in range(8)))),
+        placed(nn.Linear(1024, 100)),
+    )
     trunk.requires_grad_(not fixed)
     x, target = numbers(16, 512, 1024), ids(16)
     optimizer = FusedAdamW(list(head.parameters()))
@@ -497,12 +514,15 @@ def main() -> None:
             scores.append(one)
             place = "bar" if one.by_bar and (one.place is None or one.place > 1) else (
                 "–" if one.place is None else str(one.place + 1))  # fmt: skip
-            print(f"{one.name:42} {one.cause:28} {'yes' if one.found else 'NO':3} {place:4} step {one.step_ms:7.2f} gain "
+            print(f"{one.name:42} {one.cause:28} {'yes' if one.found else 'NO':3} {place:4} step "
+                  f"{one.step_ms:7.2f} gain "
                   f"{one.gain_ms:7.2f} [{one.low_ms:.2f}, {one.high_ms:.2f}] {'held' if one.held else ''}\n    told: "
                   f"{', '.join(one.told) or 'nothing'}\n    bars: {', '.join(one.bars)}\n    fixed: "
                   f"{', '.join(one.told_when_fixed) or 'nothing'}", flush=True)  # fmt: skip
-    print(f"{sum(one.found for one in scores)} of {len(scores)} found, {sum(one.held for one in scores)} gains inside, "
-          f"{sum(one.place is not None and one.place < 2 for one in scores)} by a finding")
+    print(
+        f"{sum(one.found for one in scores)} of {len(scores)} found, {sum(one.held for one in scores)} gains inside, "
+        f"{sum(one.place is not None and one.place < 2 for one in scores)} by a finding"
+    )
 
 
 if __name__ == "__main__":

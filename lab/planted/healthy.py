@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -67,7 +68,7 @@ def pictures(batch: int, channels: int, size: int) -> Tensor:
 
 def convs(*channels: int, norm: bool = True) -> nn.Module:
     layers = list[nn.Module]()
-    for a, b in zip(channels, channels[1:], strict=False):
+    for a, b in pairwise(channels):
         layers += [nn.Conv2d(a, b, 3, padding=1, bias=not norm), *([nn.BatchNorm2d(b)] if norm else []), nn.ReLU(True)]
     return placed(nn.Sequential(*layers)).to(memory_format=torch.channels_last)
 
@@ -492,8 +493,11 @@ def a_recommender(gpu: StandIn) -> Step:
 @control()
 def two_towers(gpu: StandIn) -> Step:
     sizes = (1024, 4096, 4096, 256)
-    towers = placed(nn.ModuleList(nn.Sequential(*(m for a, b in zip(sizes, sizes[1:], strict=False)
-                                                  for m in (nn.Linear(a, b), nn.ReLU()))) for _ in range(2)))  # fmt: skip
+
+    def tower() -> nn.Module:
+        return nn.Sequential(*(m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())))
+
+    towers = placed(nn.ModuleList([tower(), tower()]))
     x, y, target = numbers(32768, 1024), numbers(32768, 1024), ids(32768)
     return trainer(towers, lambda: F.cross_entropy(towers[0](x)[:4096] @ towers[1](y)[:4096].t(), target[:4096]))
 
@@ -512,7 +516,9 @@ def messages_along_edges(gpu: StandIn) -> Step:
 
 @control()
 def rays_through_a_field(gpu: StandIn) -> Step:
-    field = placed(nn.Sequential(nn.Linear(64, 256), nn.ReLU(True), nn.Linear(256, 256), nn.ReLU(True), nn.Linear(256, 8)))
+    field = placed(
+        nn.Sequential(nn.Linear(64, 256), nn.ReLU(True), nn.Linear(256, 256), nn.ReLU(True), nn.Linear(256, 8))
+    )
     x = numbers(1_048_576, 64)
 
     def loss() -> Tensor:
@@ -525,7 +531,7 @@ def rays_through_a_field(gpu: StandIn) -> Step:
 @control()
 def updates_from_a_buffer_on_the_device(gpu: StandIn) -> Step:
     sizes = (512, 4096, 4096, 16)
-    policy = placed(nn.Sequential(*(m for a, b in zip(sizes, sizes[1:], strict=False)
+    policy = placed(nn.Sequential(*(m for a, b in pairwise(sizes)
                                     for m in (nn.Linear(a, b), nn.Tanh()))))  # fmt: skip
     buffer, optimizer = numbers(131072, 512), FusedAdamW(list(policy.parameters()))
 
@@ -587,8 +593,7 @@ def told(name: str, folder: Path) -> tuple[str, ...]:
     case, file = CASES[name], folder / f"{name}.json"
     torch.manual_seed(0)
     with StandIn(host=case.host) as gpu:
-        gpu.record(case.build(gpu), file, steps=case.steps, shapes=case.shapes, marks=case.marks,
-                   timed=case.timed)
+        gpu.record(case.build(gpu), file, steps=case.steps, shapes=case.shapes, marks=case.marks, timed=case.timed)
     trace = read(file, cache=False)
     found = explained(trace, [summary_of(trace)])
     return tuple(f"{f.rule} {f.step_frac:.0%} ({f.low_ms:.2f} to {f.high_ms:.2f} of {found.step_ms:.2f} ms)"

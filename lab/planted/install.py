@@ -1,6 +1,6 @@
 """Puts the outcome of record.py where tests replay it from; a later outcome replaces the cases it has.
 
-    python -m lab.planted install OUT [OUT…] --into data/recordings/h200/SUITE
+python -m lab.planted install OUT [OUT…] --into data/recordings/h200/SUITE
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ TIMED_FRAC = 0.6
 SPARES = 3
 """Processes that have imported everything: importing takes ten seconds on a slow host."""
 
+
 class Phase:
     """One kind of measurement over all cases, in a child that is replaced when a case hangs or kills it."""
 

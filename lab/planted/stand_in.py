@@ -35,7 +35,9 @@ Event = dict[str, Any]
 #: Ops whose whole subtree on a GPU is the kernels named here; those not listed launch by what is inside of them.
 _NVJET, _SGEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", "ampere_sgemm_128x64_tn"
 _ATEN = "void at::native::"
-_ELEMENTWISE = _ATEN + "vectorized_elementwise_kernel<4, at::native::{0}, std::array<char*, 3ul> >(int, at::native::{0})"
+_ELEMENTWISE = (
+    _ATEN + "vectorized_elementwise_kernel<4, at::native::{0}, std::array<char*, 3ul> >(int, at::native::{0})"
+)
 _REDUCE = _ATEN + "reduce_kernel<512, 1, at::native::ReduceOp<{0}, unsigned int, float, 4, 4> >"
 KERNELS: dict[str, tuple[str, ...]] = {
     "aten::mm": ("gemm",), "aten::addmm": ("gemm",), "aten::bmm": ("gemm",), "aten::baddbmm": ("gemm",),
@@ -98,13 +100,16 @@ for _op in ("_foreach_add_", "_foreach_mul_", "_foreach_lerp_", "_foreach_addcmu
             "_foreach_sqrt", "_foreach_div_", "_foreach_norm", "_foreach_copy_", "_foreach_zero_"):  # fmt: skip
     KERNELS[f"aten::{_op}"] = (
         _ATEN + "(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
-        f"TensorListMetadata<3>, at::native::(anonymous namespace)::PointwiseOpListFunctor<float, 3>, {_op[9:]}>",)
-_POINTWISE = """add add_ sub sub_ rsub mul mul_ div div_ neg abs exp exp_ log sqrt rsqrt pow square sin cos tanh sigmoid relu
-relu_ gelu silu clamp clamp_ clamp_min clamp_min_ where masked_fill masked_fill_ lerp lerp_ addcmul addcmul_ addcdiv
-addcdiv_ maximum minimum eq ne lt le gt ge logical_and logical_or logical_not bitwise_and isnan softplus threshold_backward
-gelu_backward silu_backward tanh_backward sigmoid_backward triu tril reciprocal erf fill_ zero_ copy_ bernoulli_ normal_
-uniform_ random_ elu leaky_relu elu_backward leaky_relu_backward mse_loss hardtanh hardtanh_ arange one_hot log1p
-floor round fmod remainder isinf isfinite""".split()
+        f"TensorListMetadata<3>, at::native::(anonymous namespace)::PointwiseOpListFunctor<float, 3>, {_op[9:]}>",
+    )
+_POINTWISE = """
+add add_ sub sub_ rsub mul mul_ div div_ neg abs exp exp_ log sqrt rsqrt pow square sin cos tanh sigmoid relu relu_
+gelu silu clamp clamp_ clamp_min clamp_min_ where masked_fill masked_fill_ lerp lerp_ addcmul addcmul_ addcdiv
+addcdiv_ maximum minimum eq ne lt le gt ge logical_and logical_or logical_not bitwise_and isnan softplus
+threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward triu tril reciprocal erf fill_ zero_
+copy_ bernoulli_ normal_ uniform_ random_ elu leaky_relu elu_backward leaky_relu_backward mse_loss hardtanh
+hardtanh_ arange one_hot log1p floor round fmod remainder isinf isfinite
+""".split()
 for _op in _POINTWISE:
     KERNELS.setdefault(f"aten::{_op}", ("pointwise",))
 _NAMES = {"add_": "CUDAFunctor_add", "add": "CUDAFunctor_add", "fill_": "FillFunctor", "zero_": "FillFunctor",
@@ -232,8 +237,7 @@ class StandIn(TorchFunctionMode):
 
     def record(self, step: Callable[[], object], path: Path, *, steps: int = 3, warmup: int = 1, shapes: bool = True,
                marks: bool = True, timed: bool = True) -> float:  # fmt: skip
-        """Writes the trace of some steps; seconds of a step when nothing records, which the trace tells if ``timed``.
-        """
+        """Writes the trace of some steps; seconds of a step that nothing records, which it tells if ``timed``."""
         for _ in range(warmup):
             step()
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorder:
@@ -305,8 +309,9 @@ class _Player:
         return (self.now - began) / steps / 1e6
 
     def _span(self, name: str, category: str, start: float, end: float, args: Event | None = None) -> None:
+        took = round(max(0.0, end - start), 3)
         self.events.append({"ph": "X", "cat": category, "name": name, "pid": 100, "tid": self.thread,
-                            "ts": round(start, 3), "dur": round(max(0.0, end - start), 3), "args": args or {}})  # fmt: skip
+                            "ts": round(start, 3), "dur": took, "args": args or {}})  # fmt: skip
 
     def _call(self, name: str, us: float = 3.0, until: float = 0.0) -> int:
         """A runtime call; with ``until`` it returns once the device is that far."""
@@ -347,7 +352,8 @@ class _Player:
         quiet = self.in_graph is not None or node.name.startswith(("aten::_reshape_alias", "aten::is_"))
         start = self.now
         self.now += 0.0 if quiet else (4.0 if node.category == "cpu_op" else 2.0) * self.host
-        if (kernels := KERNELS.get(node.name)) and node.category == "cpu_op" and _numbers(node)[0]:
+        whole = node.name.startswith("aten::_f") or bool(_numbers(node)[0])  # lists of scalars have no recorded sizes
+        if (kernels := KERNELS.get(node.name)) and node.category == "cpu_op" and whole:
             self._launches(node, kernels)
         else:
             for child in node.children:
@@ -360,6 +366,7 @@ class _Player:
 
     def _launches(self, node: _Node, kernels: Sequence[str]) -> None:
         numbers, dtype, width = _numbers(node)
+        numbers = numbers or [1]
         moved = sum(numbers) * width
         out = max(numbers) * width
         for kernel in kernels:
@@ -460,7 +467,9 @@ class _Player:
             self._call(fact["call"], 3.0, until=max(self.free.values(), default=0.0))
         elif kind == "malloc":
             free = fact["call"] == "cudaFree"
-            self._call(fact["call"], 250.0 if free else 180.0, until=max(self.free.values(), default=0.0) if free else 0)
+            self._call(
+                fact["call"], 250.0 if free else 180.0, until=max(self.free.values(), default=0.0) if free else 0
+            )
         elif kind == "wait":
             self._call("cudaStreamWaitEvent", 2.0)
             self.free[self.stream] = max(self.free.get(self.stream, 0.0), self.free.get(fact["stream"], 0.0))
@@ -480,8 +489,8 @@ class _Player:
         args = {"Collective name": fact["op"].lower(), "In msg nelems": fact["bytes"] // 2, "dtype": "BFloat16",
                 "Out msg nelems": fact["bytes"] // 2, "Group size": 8, "Process Group Name": "0",
                 "Process Group Ranks": list(range(8)), "grid": [24, 1, 1], "block": [544, 1, 1]}  # fmt: skip
-        end = self._on_device(f"ncclDevKernel_{fact['op']}_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", us, args,
-                              number)  # fmt: skip
+        name = f"ncclDevKernel_{fact['op']}_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+        end = self._on_device(name, us, args, number)
         self.stream = compute
         if not fact["overlap"]:
             self.free[compute] = max(self.free.get(compute, 0.0), end)
@@ -533,21 +542,27 @@ def _product(kernel: str, node: _Node, dtype: str, width: int) -> tuple[str, flo
         q, k = (shapes[3], shapes[4]) if kernel == "flash_bwd" and len(shapes) > 4 else (shapes[0], shapes[1])
         b, h, m, d = q
         flops = 4.0 * b * h * m * k[2] * d * (2.5 if kernel == "flash_bwd" else 1.0)
-        name = ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<64>>"
-                if kernel == "flash_bwd" else "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>")
+        name = (
+            "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<64>>"
+            if kernel == "flash_bwd"
+            else "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>"
+        )
         return name, 3.0 + max(flops / 400e6, moved / 2.7e6), b * h * max(1, m // 64)
     if kernel in ("conv", "dgrad", "wgrad"):
         if kernel != "conv":
             shapes = shapes[1:]
-        x, w = shapes[0], shapes[1]
-        out = _conv_out(node) if kernel == "conv" else math.prod([s for s in node.args["Input Dims"] if s][0])
+        w = shapes[1]
+        out = _conv_out(node) if kernel == "conv" else math.prod(next(s for s in node.args["Input Dims"] if s))
         flops = 2.0 * out * math.prod(w[1:])
         if dtype == "float":
-            return f"sm80_xmma_{'fprop' if kernel == 'conv' else kernel}_implicit_gemm_f32f32_f32f32_f32_nhwckrsc_nhwc_" \
+            sort = "fprop" if kernel == "conv" else kernel
+            return f"sm80_xmma_{sort}_implicit_gemm_f32f32_f32f32_f32_nhwckrsc_nhwc_" \
                 "tilesize128x128x16_stage4_warpsize2x2x1_g1_ffma_simple_t1r3s3_execute_kernel__5x_cudnn", \
                 3.0 + max(flops / 45e6, moved / 2.7e6), out / 16384  # fmt: skip
-        name = (f"sm90_xmma_{'fprop' if kernel == 'conv' else kernel}_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_"
-                "tilesize128x128x64_warpgroupsize1x1x1_g1_execute_segment_k_off_kernel__5x_cudnn")
+        name = (
+            f"sm90_xmma_{'fprop' if kernel == 'conv' else kernel}_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_"
+            "tilesize128x128x64_warpgroupsize1x1x1_g1_execute_segment_k_off_kernel__5x_cudnn"
+        )
         return name, 3.0 + max(flops / 450e6, moved / 2.7e6), out / 16384
     pair = [shape for shape in shapes if len(shape) >= 2][-2:]
     (*batch, m, k), n = pair[0], pair[1][-1]

@@ -23,8 +23,12 @@ class ManyTasks(nn.Module):
         self.heads = nn.ModuleList(nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, out)) for _ in range(tasks))
 
 
-@case("blocking copy", "all targets a step ahead, with non_blocking=True on a stream of their own",
-      suite="twenty-fourth", **TRIED)
+@case(
+    "blocking copy",
+    "all targets a step ahead, with non_blocking=True on a stream of their own",
+    suite="twenty-fourth",
+    **TRIED,
+)
 def targets_sent_to_each_head(s: Setting, fixed: bool) -> Program:
     """Two dozen tasks over one trunk; each head's targets go to the device where the head needs them."""
     rows, dim, out, tasks = s.pick(16_384, 4), s.pick(1024, 16), s.pick(128, 8), s.pick(24, 3)

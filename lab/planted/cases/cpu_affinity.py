@@ -138,8 +138,9 @@ class CallNet(nn.Module):
         return self.head(x.mean(1))
 
 
-@case("cpu affinity", "let the process use every core",
-      suite="twenty-fourth", **ONE | {"warmup": 6, "planted_steps": 6})
+@case(
+    "cpu affinity", "let the process use every core", suite="twenty-fourth", **ONE | {"warmup": 6, "planted_steps": 6}
+)
 def calls_unpacked_on_one_core(s: Setting, fixed: bool) -> Program:
     """Telephone calls sorted; eight processes unpack those of the next batch, in a service that was given one core."""
     each, samples, processes = s.pick(4, 1), s.pick(64_000, 640), s.pick(8, 2)

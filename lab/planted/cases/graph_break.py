@@ -37,8 +37,12 @@ def _checked_block(up: Tensor, down: Tensor, qkv: Tensor, x: Tensor) -> Tensor:
     return x + torch.tanh(first) * torch.sigmoid(second) * third
 
 
-@case("graph break", "drop the .item() check and the data-dependent branch from the compiled block",
-      suite="planted", compiles=True)
+@case(
+    "graph break",
+    "drop the .item() check and the data-dependent branch from the compiled block",
+    suite="planted",
+    compiles=True,
+)
 def graph_breaks(s: Setting, fixed: bool) -> Program:
     shape = s.shape(width=768, layers=16, heads=12, vocab=4096)
     torch._dynamo.reset()

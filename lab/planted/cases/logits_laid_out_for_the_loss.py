@@ -60,8 +60,12 @@ def likelihood_by_cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
     return -F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view_as(wanted)
 
 
-@case("logits laid out for the loss", "F.cross_entropy(reduction='none') of the logits as they are",
-      suite="twenty-fourth", **TRIED)
+@case(
+    "logits laid out for the loss",
+    "F.cross_entropy(reduction='none') of the logits as they are",
+    suite="twenty-fourth",
+    **TRIED,
+)
 def answers_judged_by_one_hot(s: Setting, fixed: bool) -> Program:
     """Which of several answers a language model finds likeliest; its words are picked out by products with one-hots."""
     vocab, batch, length = s.pick(50_304, 64), s.pick(16, 2), s.pick(512, 4)

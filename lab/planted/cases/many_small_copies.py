@@ -58,8 +58,12 @@ class ViewsToScene(nn.Module):
         return self.answer(self.trunk(x))
 
 
-@case("many small copies", "stack what is known of the cameras, and copy it in three pinned tensors",
-      suite="twenty-fifth", **TRIED)
+@case(
+    "many small copies",
+    "stack what is known of the cameras, and copy it in three pinned tensors",
+    suite="twenty-fifth",
+    **TRIED,
+)
 def cameras_moved_one_by_one(s: Setting, fixed: bool) -> Program:
     """A scene out of many views; what is known of each camera goes to the device field by field."""
     views, places, piece = s.pick(192, 3), s.pick(64, 4), s.pick(768, 12)

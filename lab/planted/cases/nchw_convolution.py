@@ -155,8 +155,12 @@ class CenterNet(nn.Module):
         return self.heat(x), self.size(x)
 
 
-@case("NCHW convolution", "the network in channels_last, and no .contiguous() behind permute",
-      suite="twenty-fourth", **TRIED)
+@case(
+    "NCHW convolution",
+    "the network in channels_last, and no .contiguous() behind permute",
+    suite="twenty-fourth",
+    **TRIED,
+)
 def centers_channels_first(s: Setting, fixed: bool) -> Program:
     """Ships found by their middles in pictures of eight bands, which come with their bands last."""
     batch, side = s.pick(16, 2), s.pick(512, 32)

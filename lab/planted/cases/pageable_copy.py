@@ -32,8 +32,12 @@ def pageable_copy(s: Setting, fixed: bool) -> Program:
     return Program(step)
 
 
-@case("pageable copy", "pin what is read, and copy the next batch ahead with non_blocking=True",
-      suite="twenty-fifth", **TRIED)
+@case(
+    "pageable copy",
+    "pin what is read, and copy the next batch ahead with non_blocking=True",
+    suite="twenty-fifth",
+    **TRIED,
+)
 def replay_mapped_from_a_file(s: Setting, fixed: bool) -> Program:
     """What an agent saw lies in a file that is mapped into memory; each batch goes to the device from there."""
     shape = s.pick((3, 1024, 9, 84, 84), (3, 2, 9, 24, 24))
@@ -72,8 +76,12 @@ class DepthVit(nn.Module):
         return x.mean(1)
 
 
-@case("pageable copy", "pin the frames, and copy the next ones ahead with non_blocking=True",
-      suite="twenty-fourth", **TRIED)
+@case(
+    "pageable copy",
+    "pin the frames, and copy the next ones ahead with non_blocking=True",
+    suite="twenty-fourth",
+    **TRIED,
+)
 def depths_out_of_an_array(s: Setting, fixed: bool) -> Program:
     """Frames of a depth camera lie in arrays as they were read, and are described by a network."""
     frames, channels, high, wide = s.pick(32, 2), 2, s.pick(384, 16), s.pick(640, 32)

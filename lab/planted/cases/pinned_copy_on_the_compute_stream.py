@@ -23,8 +23,12 @@ def pinned_copy_in_line(s: Setting, fixed: bool) -> Program:
     return Program(training(model, optimizer, (tuple(t.to(s.device) for t in batch) for batch in feed)))
 
 
-@case("pinned copy on the compute stream", "copy the next shard on a stream of its own",
-      suite="twenty-fourth", **TRIED | {"steps": 7})
+@case(
+    "pinned copy on the compute stream",
+    "copy the next shard on a stream of its own",
+    suite="twenty-fourth",
+    **TRIED | {"steps": 7},
+)
 def shards_scored_as_they_come(s: Setting, fixed: bool) -> Program:
     """The nearest of very many vectors, which lie in pinned memory in shards and come to the device one by one."""
     rows, dim, num = s.pick(65_536, 8), s.pick(1024, 16), s.pick(16_384, 4)

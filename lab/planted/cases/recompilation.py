@@ -14,8 +14,16 @@ from lab.planted.programs import ONE, bf16, compiler, fused_adamw, stack
 from lab.planted.registry import Program, Setting, case
 
 
-@case("recompilation", "compile with dynamic=True",
-      suite="planted", compiles=True, rounds=1, warmup=3, steps=15, planted_steps=6)
+@case(
+    "recompilation",
+    "compile with dynamic=True",
+    suite="planted",
+    compiles=True,
+    rounds=1,
+    warmup=3,
+    steps=15,
+    planted_steps=6,
+)
 def recompile_each_shape(s: Setting, fixed: bool) -> Program:
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 256

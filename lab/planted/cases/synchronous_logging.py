@@ -99,8 +99,9 @@ class ForceField(nn.Module):
         return self.net(around)
 
 
-@case("synchronous logging", "note heat and energy every thousandth move",
-      suite="twenty-fourth", **TRIED | {"steps": 7})
+@case(
+    "synchronous logging", "note heat and energy every thousandth move", suite="twenty-fourth", **TRIED | {"steps": 7}
+)
 def heat_noted_at_every_move(s: Setting, fixed: bool) -> Program:
     """Atoms moved by learned forces; after every move three numbers are written to a file."""
     atoms, around = s.pick(8192, 4), s.pick(2048, 64)

@@ -84,8 +84,9 @@ def _pass(
     for layer, part, seconds in _slices(step, position, one):
         where = f"{module}.layer{layer}"
         if part == "compute":
+            priced = {**extra, "floor_s": min(floor_s, seconds)}
             made.add(name, lanes[0], at_s, seconds, kind=Kind.KERNEL, device=0, stream=COMPUTE, rank=rank, step=0,
-                     module=where, op=phase, phase=phase, extra={**extra, "floor_s": min(floor_s, seconds)})  # fmt: skip
+                     module=where, op=phase, phase=phase, extra=priced)  # fmt: skip
         else:
             made.add(COLLECTIVE[part], lanes[1], at_s, seconds, kind=Kind.COMMUNICATION, device=0,
                      stream=COMMUNICATION, rank=rank, step=0, module=where, phase=phase,

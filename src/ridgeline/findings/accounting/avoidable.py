@@ -75,8 +75,13 @@ def _again(trace: Trace, rows: Index) -> NDArray[np.bool_]:
     last = dict(zip(sequence[forward].tolist(), forward.tolist(), strict=True))
     numbers = set(sequence[ops[(trace.phase[ops] == backward) & (sequence[ops] >= 0)]].tolist())
     products = forward[np.isin(trace.name[forward], [i for i, name in names.items() if name in _PRODUCTS])]
-    learns = np.array([number in numbers and last[number] == op
-                       for number, op in zip(sequence[products].tolist(), products.tolist(), strict=True)], np.bool_)
+    learns = np.array(
+        [
+            number in numbers and last[number] == op
+            for number, op in zip(sequence[products].tolist(), products.tolist(), strict=True)
+        ],
+        np.bool_,
+    )
     key = trace.name[products].astype(np.int64) * (len(trace.words) + 1) + shapes[products]
     for step in np.unique(trace.step[products]).tolist():
         own = np.flatnonzero(trace.step[products] == step)
@@ -101,7 +106,14 @@ def _again(trace: Trace, rows: Index) -> NDArray[np.bool_]:
     return found
 
 
-_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::convolution", "aten::_convolution", "aten::cudnn_convolution")
+_PRODUCTS = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::convolution",
+    "aten::_convolution",
+    "aten::cudnn_convolution",
+)
 
 
 def _arguments(trace: Trace, rows: Index) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -39,7 +39,9 @@ def needless_work(context: TraceContext) -> Candidate | None:
         cause=CAUSES[name],
         change=remedy_of(f"avoidable:{name}"),
         where=place_of(context, works),
-        fix=Fix(works=works, keep_best=0.0, keep_worst=0.1, host=op_time(context, works), host_best=0.0, host_worst=0.5),
+        fix=Fix(
+            works=works, keep_best=0.0, keep_worst=0.1, host=op_time(context, works), host_best=0.0, host_worst=0.5
+        ),
         evidence=kernel_evidence(context, works),
         spans=tuple(context.rows[works[:200]].tolist()),
     )

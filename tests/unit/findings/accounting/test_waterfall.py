@@ -6,7 +6,7 @@ import pytest
 
 from ridgeline.findings.accounting.account import account
 from ridgeline.findings.accounting.waterfall import Waterfall, waterfall_of
-from ridgeline.hardware import device
+from ridgeline.hardware import device as device_named
 from ridgeline.trace import Kind, TraceBuilder
 from ridgeline.trace.table import Trace
 
@@ -212,14 +212,14 @@ def test_waiting_for_most_ranks_skew_of_the_last_and_the_transfer_are_apart():
 
 def test_a_transfer_is_split_at_what_the_link_needs_for_its_bytes():
     trace = _all_reduce(0, 1, message_bytes=450_000_000, group_size=8)  # 1.75 of it over 450 GB/s
-    found = account(trace, device("h100-sxm"))
+    found = account(trace, device_named("h100-sxm"))
     assert ms(found, "comm:floor") == pytest.approx(1.75)
     assert ms(found, "comm:bandwidth") == pytest.approx(7.25)
     assert found.bar("comm:transfer") is None
 
 
 def test_a_group_of_several_hosts_needs_its_link_out_of_the_host():
-    one, two = (account(_all_reduce(0, 1, message_bytes=10_000_000, group_size=size), device("h100-sxm"))
+    one, two = (account(_all_reduce(0, 1, message_bytes=10_000_000, group_size=size), device_named("h100-sxm"))
                 for size in (8, 16))  # fmt: skip
     assert 0 < ms(one, "comm:floor") <= ms(two, "comm:floor")
 
@@ -341,7 +341,7 @@ def _trained(after: str) -> Trace:
     return run.build.build()
 
 
-@pytest.mark.parametrize(("after", "again_ms"), (("aten::argmax", 2.0), ("aten::_log_softmax", 0.0)))
+@pytest.mark.parametrize(("after", "again_ms"), [("aten::argmax", 2.0), ("aten::_log_softmax", 0.0)])
 def test_a_pass_without_gradients_is_avoidable_if_its_outputs_are_only_counted(after, again_ms):
     found = waterfall_of(_trained(after), 0, 14_000_000)
     assert ms(found, "avoidable:again") == pytest.approx(again_ms)
@@ -349,12 +349,12 @@ def test_a_pass_without_gradients_is_avoidable_if_its_outputs_are_only_counted(a
 
 @pytest.mark.parametrize(
     ("op", "extra", "key"),
-    (
+    [
         ("aten::cat", {"shapes": "[[[8, 16384, 128], [8, 1, 128]], []]"}, "avoidable:grown"),
         ("aten::cat", {"shapes": "[[[8, 512, 128], [8, 512, 128]], []]"}, "unpriced:copy"),
         ("aten::mul", {"concrete": '["", "0."]'}, "avoidable:zero"),
         ("aten::mul", {"concrete": '["", "0.5"]'}, "unpriced:pointwise"),
-    ),
+    ],
 )
 def test_tensors_grown_by_copies_and_factors_of_zero_are_avoidable(op, extra, key):
     run = Run()
