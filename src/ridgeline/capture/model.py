@@ -108,7 +108,10 @@ def _fake_parameter(parameter: Any, rec: Recorder, name: str) -> Any:
     memo = rec.constants.get(id(parameter))
     if memo is not None:
         return memo[1]
-    fake = nn.Parameter(rec.fake_like(parameter), requires_grad=parameter.requires_grad)
+    like: torch.Tensor = parameter
+    if getattr(parameter, "runs_contiguous", False):  # of a file, transposed when the model first runs
+        like = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    fake = nn.Parameter(rec.fake_like(like), requires_grad=parameter.requires_grad)
     give_shadow(fake, None)
     marks = {key: mark for key, mark in vars(parameter).items() if not isinstance(mark, torch.Tensor)}
     fake.__dict__.update({key: mark for key, mark in marks.items() if key not in fake.__dict__})

@@ -258,7 +258,7 @@ class Imported(nn.Module):
     """A model file as a module: ``inputs`` and ``outputs`` with named dims, weights mapped, ATen calls when run."""
 
     def __init__(self, name: str, form: str, body: Body, inputs: Mapping[str, Any], outputs: Sequence[str],
-                 refs: Mapping[str, Any], *, buffers: Collection[str] = ()) -> None:  # fmt: skip
+                 refs: Mapping[str, Any], *, buffers: Collection[str] = (), turned: Collection[str] = ()) -> None:  # fmt: skip
         super().__init__()
         self.import_name, self.import_format = name, form
         self.inputs, self.outputs = dict(inputs), tuple(outputs)
@@ -267,6 +267,8 @@ class Imported(nn.Module):
         self._places: dict[str, tuple[nn.Module, str]] = {}
         for path, ref in self.refs.items():
             self._place(path, ref.read(), path in buffers)
+        self._turned = set(turned)
+        self._mark()
         self.survey: list[OpRow] = []
         self.raises = True
         self.host_inputs: tuple[str, ...] = ()
@@ -301,6 +303,21 @@ class Imported(nn.Module):
             holder.register_buffer(leaf, t)
         self._places[path] = (holder, leaf)
 
+    def _mark(self) -> None:
+        """Weights that the file holds transposed are copied on the first run; a capture prices that layout already."""
+        for name in self._turned:
+            self.tensor(name).runs_contiguous = True  # type: ignore[attr-defined]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _turn(self) -> None:
+        for name in list(self._turned):
+            t = self.tensor(name)
+            if isinstance(t, FakeTensor) or t.is_meta:
+                return
+            with plain(), torch.no_grad():
+                t.data = t.data.contiguous()
+            self._turned.discard(name)
+
     def tensor(self, name: str) -> torch.Tensor:
         """A weight by its name in the file."""
         holder, leaf = self._places[name]
@@ -312,6 +329,8 @@ class Imported(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = self._given(args, kwargs)
+        if self._turned:
+            self._turn()
         if self.dynamic:
             return self._packed(self._run(given))
         key = self._key(given)
@@ -432,6 +451,18 @@ class Imported(nn.Module):
                 made.append((torch.ones if "mask" in name else torch.zeros)(shape, dtype=dtype, device=device))
         return tuple(made)
 
+    def fill(self, device: str | torch.device = "cpu", seed: int = 0) -> Imported:
+        """Draw weights that the file does not hold, so that the model can be run and timed."""
+        generator = torch.Generator().manual_seed(seed)
+        for holder, leaf in self._places.values():
+            t = getattr(holder, leaf)
+            if t.is_meta:
+                made = torch.randn(t.shape, generator=generator) / max(t[0].numel() if t.dim() else 1, 1) ** 0.5
+                made = made.abs() if leaf == "var" else made
+                is_parameter = leaf in holder._parameters
+                setattr(holder, leaf, nn.Parameter(made.to(t.dtype), t.requires_grad) if is_parameter else made.to(t.dtype))
+        return self.to(device)
+
     def __getstate__(self) -> Any:
         raise ModelFileError(f"{self.import_name} is mapped from its file: load it again with ridgeline.load")
 
@@ -444,6 +475,7 @@ class Imported(nn.Module):
         shared = {"_body", "refs", "inputs", "outputs", "import_name", "import_format"}
         for name, value in self.__dict__.items():
             made.__dict__[name] = value if name in shared else {} if name == "_programs" else copy.deepcopy(value, memo)
+        made._mark()
         return made
 
 

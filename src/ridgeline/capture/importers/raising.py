@@ -267,18 +267,24 @@ def group_norm(r: Rewriter, node: fx.Node) -> None:
 
 
 def linear(r: Rewriter, node: fx.Node) -> None:
-    """A product with a matrix of weights and a bias after it."""
-    found = pair(node, "add", lambda n: is_call(n, "matmul"))
-    if not found:
+    """A product with a matrix of weights, and the bias after it if there is one."""
+    found = pair(node, "add", lambda n: is_call(n, "matmul") and alone(n))
+    product, bias = found if found else (node, None)
+    if not is_call(product, "matmul"):
         return
-    product, bias = found
     x, w = product.args
-    if not alone(product) or len(shape_of(w)) != 2 or len(shape_of(x)) < 2 or shape_of(bias) != shape_of(w)[1:]:
+    turned = is_call(w, "transpose", "t") and w.args[0].op in ("placeholder", "get_attr")
+    if len(shape_of(w)) != 2 or len(shape_of(x)) < 2 or (bias is not None and shape_of(bias) != shape_of(w)[1:]):
         return
-    if not isinstance(w, fx.Node) or (w.op not in ("placeholder", "get_attr") and not is_call(w, "transpose", "t")):
+    if bias is None:
+        after = next(iter(product.users), None)
+        follows = alone(product) and pair(after, "add", lambda n: n is product)
+        if not turned or (follows and shape_of(follows[1]) == shape_of(w)[1:]):
+            return  # the sum after it takes it
+    elif not turned and not (isinstance(w, fx.Node) and w.op in ("placeholder", "get_attr")):
         return
-    flipped = w.args[0] if is_call(w, "transpose", "t") else r.call(node, torch.t, (w,), shape=shape_of(w)[::-1])
-    r.replace(node, F.linear, (x, flipped, bias))
+    flipped = w.args[0] if turned else r.call(node, torch.t, (w,), shape=shape_of(w)[::-1])
+    r.replace(node, F.linear, (x, flipped) if bias is None else (x, flipped, bias))
 
 
 def _scaled(node: Any) -> tuple[Any, float]:

@@ -41,7 +41,8 @@ def made_of(model: OnnxModel, name: str) -> Imported:
     given = [v for v in model.graph.inputs if v.name not in model.graph.weights and v.name not in model.graph.texts]
     inputs = {value.name: _spec(value) for value in given}
     outputs = [value.name for value in model.graph.outputs]
-    made = Imported(name, "onnx", evaluator, inputs, outputs, evaluator.weights, buffers=evaluator.buffers)
+    made = Imported(name, "onnx", evaluator, inputs, outputs, evaluator.weights, buffers=evaluator.buffers,
+                    turned=evaluator.turned)  # fmt: skip
     made.onnx = model  # type: ignore[assignment]
     made.survey = survey(model)
     return made

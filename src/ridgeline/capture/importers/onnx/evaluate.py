@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,22 @@ class Evaluator:
         self.buffers: set[str] = set()
         self._hosts: dict[int, torch.Tensor] = {}
         self._refs: dict[int, str] = {}
+        self.turned: set[str] = set()
         self.elements = {v.name: v.element for v in model.graph.inputs}
         self._sort(model.graph)
 
     def adopt(self, graph: OnnxGraph) -> None:
         """Give every large constant of the graph a name as a weight."""
+        reads: dict[str, set[tuple[str, int]]] = {}
+        for node in graph.nodes:
+            for i, name in enumerate(node.inputs):
+                reads.setdefault(name, set()).add((node.domain + node.op, i))
+            for name in _captured(node):
+                reads.setdefault(name, set()).add(("", 0))
         for name, ref in graph.weights.items():
-            self._adopt(name, ref)
+            # A linear layer's weight, which exporters transpose: given back as the layer had it
+            is_linear = reads.get(name) == {("MatMul", 1)} and len(ref.shape) == 2 and ref.dtype.is_floating_point
+            self._adopt(name, ref, is_linear)
             self.elements[name] = ref.element
         for node in graph.nodes:
             if node.op == "BatchNormalization":  # statistics are no parameters
@@ -43,7 +53,7 @@ class Evaluator:
                     if isinstance(inner, OnnxGraph):
                         self.adopt(inner)
 
-    def _adopt(self, name: str, ref: TensorRef) -> None:
+    def _adopt(self, name: str, ref: TensorRef, is_linear: bool = False) -> None:
         if is_host(ref):
             return
         name = name.strip("/").replace("/", ".") or "weight"
@@ -51,6 +61,9 @@ class Evaluator:
             name += "_"
         self.weights[name] = ref
         self._refs[id(ref)] = name
+        if is_linear:
+            self.turned.add(name)
+            self.weights[name] = replace(ref, shape=ref.shape[::-1], read=lambda: ref.read().t())
 
     def _sort(self, graph: OnnxGraph, outer: frozenset[str] = frozenset()) -> None:
         """Nodes in an order that can run; an input nobody makes and a cycle are errors."""
@@ -126,7 +139,8 @@ class Evaluator:
         if not isinstance(ref, TensorRef):
             return ref[1]
         if not is_host(ref):
-            return ctx.weight(self._refs[id(ref)])
+            name = self._refs[id(ref)]
+            return ctx.weight(name).t() if name in self.turned else ctx.weight(name)
         found = self._hosts.get(id(ref))
         if found is None:
             with plain():
