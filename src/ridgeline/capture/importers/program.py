@@ -74,7 +74,7 @@ class Trace(TorchFunctionMode):
     def own(self, node: fx.Node, t: torch.Tensor) -> torch.Tensor:
         self.nodes[id(t)] = node
         self.kept.append(t)
-        node.meta.update(shape=tuple(t.shape), dtype=t.dtype, scope=self.scope)
+        node.meta.update(shape=tuple(t.shape), stride=t.stride(), dtype=t.dtype, scope=self.scope)
         return t
 
     def constant(self, t: torch.Tensor) -> torch.Tensor:
@@ -460,7 +460,9 @@ class Imported(nn.Module):
                 made = torch.randn(t.shape, generator=generator) / max(t[0].numel() if t.dim() else 1, 1) ** 0.5
                 made = made.abs() if leaf == "var" else made
                 is_parameter = leaf in holder._parameters
-                setattr(holder, leaf, nn.Parameter(made.to(t.dtype), t.requires_grad) if is_parameter else made.to(t.dtype))
+                setattr(
+                    holder, leaf, nn.Parameter(made.to(t.dtype), t.requires_grad) if is_parameter else made.to(t.dtype)
+                )
         return self.to(device)
 
     def __getstate__(self) -> Any:

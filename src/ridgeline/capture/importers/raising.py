@@ -161,11 +161,14 @@ def gelu_erf(r: Rewriter, node: fx.Node) -> None:
 
 
 def gelu_tanh(r: Rewriter, node: fx.Node) -> None:
-    """½ · (x · (1 + tanh(…))), as exporters write it; networks that spell it out multiply x by ½ first."""
+    """½ · (x · (1 + tanh(…))) or x · (½ · (1 + tanh(…))), as exporters write it; networks multiply x by ½ first."""
     inner = factor(node, 0.5)
-    if not is_call(inner, "mul") or not alone(inner):
-        return
-    for x, sum_ in (inner.args, inner.args[::-1]):
+    if inner is not None:
+        sides = [(x, s) for x, s in (inner.args, inner.args[::-1])] if is_call(inner, "mul") and alone(inner) else []
+    else:
+        found = pair(node, "mul", lambda n: offset(factor(n, 0.5), 1.0) is not None and alone(n))
+        sides = [(found[1], factor(found[0], 0.5))] if found else []
+    for x, sum_ in sides:
         tanh = offset(sum_, 1.0)
         if not is_call(tanh, "tanh"):
             continue
@@ -314,7 +317,7 @@ def _transposed(node: Any) -> Any:
             source = inner.args[0].args[0]
             before = shape_of(source)
             if len(before) == 4 and shape == (*before[:2], before[3], before[2]):
-                return source
+                return source  # as exporters write the keys of scaled_dot_product_attention
             if is_call(source, "expand") and len(before) == 5:  # keys repeated for their group of queries
                 return inner.args[0]
     return None
@@ -366,7 +369,8 @@ def attention(r: Rewriter, node: fx.Node) -> None:
     if not close(scale_q, scale_k, 1e-6) and guarded:  # the network scales queries itself
         q, scale_q, scale_k = scores.args[0], 1.0, 1.0
         k = _transposed(scores.args[1])
-    if k is None or not close(scale_q, scale_k, 1e-6) or (scale_q == 1.0 and not guarded):
+    by_exporter = guarded or is_call(keys, "reshape")
+    if k is None or not close(scale_q, scale_k, 1e-6) or (scale_q == 1.0 and not by_exporter):
         return
     k_4d = k
     heads = shape_of(q)[1]
@@ -395,6 +399,12 @@ def attention(r: Rewriter, node: fx.Node) -> None:
                 options["is_causal"], mask = True, None
             elif bool(allowed.all()):
                 mask = None
+    if (
+        isinstance(mask, fx.Node) and mask.meta.get("stride", (1,))[-1] != 1
+    ):  # kernels take rows of masks that are dense
+        copied = r.call(node, torch.clone, (mask,), {"memory_format": torch.contiguous_format}, shape_of(mask))
+        copied.meta["dtype"] = mask.meta["dtype"]
+        mask = copied
     r.replace(node, F.scaled_dot_product_attention, (q, k_4d, v, mask), options)
 
 

@@ -15,7 +15,6 @@ MAX_RANKED = 4096
 """Elements that are sorted by comparing each with each."""
 
 
-
 def simple(block: Any, count: int = 1) -> str:
     """The op of a body that applies one to an accumulated and a new value; empty for any other."""
     if count != 1 or len(block.nodes) != 1 or block.results != block.nodes[0].outputs:

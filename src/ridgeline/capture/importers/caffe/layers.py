@@ -143,24 +143,30 @@ def _pooling(p: Params, x: Any) -> Any:
     is_max = how in ("MAX", 0)
     if how in ("STOCHASTIC", 2):
         raise p.wrong("stochastic pooling is not supported: use MAX or AVE")
+    num = x.dim() - 2
+    if num not in (2, 3):
+        raise p.wrong(f"pooling of {num} spatial dims is not supported")
     if p.flag("global_pooling", False):
-        return torch.amax(x, (2, 3), keepdim=True) if is_max else F.adaptive_avg_pool2d(x, 1)
-    kernel, stride = p.spatial("kernel_size", "kernel", 2, 0), p.spatial("stride", "stride", 2, 1)
-    pad = p.spatial("pad", "pad", 2, 0)
+        dims = tuple(range(2, x.dim()))
+        return torch.amax(x, dims, keepdim=True) if is_max else torch.mean(x, dims, keepdim=True)
+    kernel, stride = p.spatial("kernel_size", "kernel", num, 0), p.spatial("stride", "stride", num, 1)
+    pad = p.spatial("pad", "pad", num, 0)
     ceil = p.get("round_mode", "CEIL") not in ("FLOOR", 1) and p.flag("ceil_mode", True)
     if min(kernel) < 1 or min(stride) < 1:
         raise p.wrong(f"a kernel of {kernel} with strides of {stride} cannot be")
     # Caffe pads by more than half a window, too, and takes windows that begin past the input
     sizes = []
     for size, k, s, d in zip(x.shape[2:], kernel, stride, pad):
-        num = (-(-(size + 2 * d - k) // s) if ceil else (size + 2 * d - k) // s) + 1
-        sizes.append(num - 1 if d and (num - 1) * s >= size + d else num)
+        n = (-(-(size + 2 * d - k) // s) if ceil else (size + 2 * d - k) // s) + 1
+        sizes.append(n - 1 if d and (n - 1) * s >= size + d else n)
     out = None
     if all(2 * d <= k for d, k in zip(pad, kernel)):
         if is_max:
-            out = F.max_pool2d(x, tuple(kernel), tuple(stride), tuple(pad), 1, ceil)
+            pool = F.max_pool2d if num == 2 else F.max_pool3d
+            out = pool(x, tuple(kernel), tuple(stride), tuple(pad), 1, ceil)
         else:
-            out = F.avg_pool2d(x, tuple(kernel), tuple(stride), tuple(pad), ceil, True)
+            average = F.avg_pool2d if num == 2 else F.avg_pool3d
+            out = average(x, tuple(kernel), tuple(stride), tuple(pad), ceil, True)
     if out is None or list(out.shape[2:]) != sizes:
         raise p.wrong(f"windows of {kernel} with strides of {stride} and padding of {pad} leave the input")
     return out
@@ -540,6 +546,59 @@ def _prior_box(p: Params, x: Any, image: Any) -> Any:
     spread = spread * 4 if len(spread) == 1 else spread
     extra = torch.cat([torch.full((1, 1, 1), v, dtype=x.dtype, device=x.device) for v in spread], 2)
     return torch.cat([out, extra.repeat(1, 1, out.shape[2] // 4)], 1)
+
+
+def _decoded(p: Params, delta: Any, prior: Any, spread: Any) -> Any:
+    """Boxes by their corners, from what a network says of each prior."""
+    if not p.flag("variance_encoded_in_target", False):
+        delta = delta * spread
+    size = prior[..., 2:] - prior[..., :2]
+    code = p.get("code_type", "CORNER")
+    if code in ("CENTER_SIZE", 2):
+        middle = delta[..., :2] * size + (prior[..., :2] + prior[..., 2:]) / 2
+        half = torch.exp(delta[..., 2:]) * size / 2
+        return torch.cat([middle - half, middle + half], -1)
+    return prior + (delta * torch.cat([size, size], -1) if code in ("CORNER_SIZE", 3) else delta)
+
+
+@layer("DetectionOutput")
+def _detection_output(p: Params, loc: Any, conf: Any, priors: Any) -> Any:
+    """SSD's detections as ``keep_top_k`` rows a picture; rows beyond those found are -1, as Caffe's own of none are."""
+    p.of("detection_output_param")
+    num_classes, background = p.count("num_classes"), p.count("background_label_id", 0)
+    least, keep = p.number("confidence_threshold", -math.inf), p.count("keep_top_k", -1)
+    suppression = p.get("nms_param", {})
+    limit, top = float(suppression.get("nms_threshold", [0.3])[-1]), int(suppression.get("top_k", [-1])[-1])
+    batch, num = loc.shape[0], priors.shape[2] // 4
+    top = min(top, num) if top >= 0 else num
+    if top > 2048 or num_classes < 2:
+        raise p.wrong(f"{top} candidates of {num_classes} classes: give nms_param a top_k of at most 2048")
+    prior, spread = (priors[:, i].reshape(1, num, 1, 4) for i in (0, 1))
+    boxes = _decoded(p, loc.reshape(batch, num, -1, 4), prior, spread).transpose(1, 2)  # [picture, class, prior, 4]
+    labels = [c for c in range(num_classes) if c != background]
+    score, at = torch.topk(conf.reshape(batch, num, num_classes).transpose(1, 2)[:, labels], top, 2)
+    boxes = boxes.expand(batch, len(labels), num, 4) if boxes.shape[1] == 1 else boxes[:, labels]
+    boxes = torch.gather(boxes, 2, at.unsqueeze(-1).expand(batch, len(labels), top, 4))
+    one, other = boxes.unsqueeze(3), boxes.unsqueeze(2)
+    common = (torch.minimum(one[..., 2:], other[..., 2:]) - torch.maximum(one[..., :2], other[..., :2])).clamp(min=0)
+    area = (boxes[..., 2:] - boxes[..., :2]).clamp(min=0).prod(-1)
+    shared = common.prod(-1)
+    overlaps = shared > limit * (area.unsqueeze(3) + area.unsqueeze(2) - shared)
+    alive = score > least
+    for i in range(top - 1):  # the best first, each removes what overlaps it
+        removed = torch.logical_and(alive[..., i : i + 1], overlaps[..., i, i + 1 :])
+        alive = torch.cat([alive[..., : i + 1], torch.logical_and(alive[..., i + 1 :], torch.logical_not(removed))], -1)
+    rows = len(labels) * top
+    keep = min(keep, rows) if keep >= 0 else rows
+    best, where = torch.topk(torch.where(alive, score, -math.inf).reshape(batch, rows), keep, 1)
+    found = best > -math.inf
+    named = torch.tensor(labels, dtype=loc.dtype, device=loc.device)[where // top]
+    order = torch.sort(torch.where(found, named, float(num_classes)), dim=1, stable=True)[1]
+    image = torch.arange(batch, dtype=loc.dtype, device=loc.device).reshape(batch, 1).expand(batch, keep)
+    corners = torch.gather(boxes.reshape(batch, rows, 4), 1, where.unsqueeze(-1).expand(batch, keep, 4))
+    made = torch.cat([torch.stack([image, named, best], -1), corners], -1)
+    made = torch.where(found.unsqueeze(-1), made, -1.0)
+    return torch.gather(made, 1, order.unsqueeze(-1).expand(batch, keep, 7)).reshape(1, 1, batch * keep, 7)
 
 
 @layer("ShuffleChannel")
