@@ -3,8 +3,9 @@
     python lab/importers/real_exports.py [--only NAME] [--out FILE.jsonl] [--slow]
 
 Each network has random weights. Columns: largest error against PyTorch relative to its largest value, the same of
-ONNX Runtime; predicted busy time, wall time and wall time of a CUDA graph of the import over those of the direct capture,
-and (``_kept``) over the part of it that decides the outputs and hangs on inputs or weights: exporters leave the rest out.
+ONNX Runtime; predicted busy time, wall time and wall time of a CUDA graph of the import over those of the direct
+capture, and (``_kept``) over the part of it that decides the outputs and hangs on inputs or weights: exporters leave
+the rest out.
 """
 
 from __future__ import annotations
@@ -224,11 +225,10 @@ def judged(name: str, make: Callable[[], Made], on: str) -> dict[str, Any]:
         for execution in ("eager", "cudagraph"):
             ours, theirs, least = (rl.predict(g, on=on, execution=execution) for g in (graph, direct, kept(direct)))
             if execution == "eager":
-                row.update(busy=ours.busy_s / theirs.busy_s, wall=ours.expected_s / theirs.expected_s,
-                           kernels=f"{ours.num_kernels}/{theirs.num_kernels}/{least.num_kernels}",
-                           busy_kept=ours.busy_s / least.busy_s, wall_kept=ours.expected_s / least.expected_s)  # fmt: skip
-            else:
-                row.update(graph=ours.expected_s / theirs.expected_s, graph_kept=ours.expected_s / least.expected_s)
+                row["kernels"] = f"{ours.num_kernels}/{theirs.num_kernels}/{least.num_kernels}"
+                row.update(busy=ours.busy_s / theirs.busy_s, busy_kept=ours.busy_s / least.busy_s)
+            what = "wall" if execution == "eager" else "graph"
+            row[what], row[what + "_kept"] = ours.expected_s / theirs.expected_s, ours.expected_s / least.expected_s
     return row
 
 

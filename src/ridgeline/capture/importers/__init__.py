@@ -39,23 +39,23 @@ def load(path: str | os.PathLike[str], **options: Any) -> Imported:
 
 def bindings_of(model: Imported, options: Mapping[str, Any]) -> dict[str, int]:
     """Sizes of a model's dims: those in ``dims``, and ``batch`` and ``seq`` by what exporters call them."""
+    from ridgeline.capture.inputs import Dim, Spec
+
     known = model.dims
-    found = dict(options.get("dims") or {})
-    for name in found:
-        if name not in known:
-            raise InputError(f"{model.import_name} has no dim {name!r}{nearest(name, known)}" if known else
-                             f"{model.import_name} has no dims that are open: leave --dim out")  # fmt: skip
-    for name, size in options.items():
-        if name in ("dims", "mode", "optimizer"):
-            continue
+    asked = {k: v for k, v in options.items() if k not in ("dims", "mode", "optimizer")} | dict(options.get("dims") or {})
+    found: dict[str, int] = {}
+    for name, size in asked.items():
         names = [n for n in (name, *_ALSO_CALLED.get(name, ())) if n in known]
-        if not names and name == "batch" and size == 1:
-            continue
-        if not names:
-            raise InputError(
-                f"{model.import_name} has no dim {name!r}{nearest(name, known)}; its sizes are in the file"
-            )
-        found.setdefault(names[0], size)
+        if not names and name in ("batch", "seq"):  # exporters number dims: the first is the batch, the second tokens
+            at = ("batch", "seq").index(name)
+            shapes = [value.shape for value in model.inputs.values() if isinstance(value, Spec)]
+            dims = {shape[at] for shape in shapes if len(shape) > at}
+            names = [dim.name for dim in dims if isinstance(dim, Dim)] if len(dims) == 1 else []
+        if names:
+            found[names[0]] = size
+        elif not (name == "batch" and size == 1):
+            told = f"{nearest(name, known)}; its sizes are in the file" if known else ": all its sizes are in the file"
+            raise InputError(f"{model.import_name} has no dim {name!r}{told}")
     missing = [name for name in known if name not in found]
     if missing:
         raise InputError(f"{model.import_name} leaves {', '.join(missing)} open: give sizes, as "

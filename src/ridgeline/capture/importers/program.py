@@ -304,7 +304,7 @@ class Imported(nn.Module):
         self._places[path] = (holder, leaf)
 
     def _mark(self) -> None:
-        """Weights that the file holds transposed are copied on the first run; a capture prices that layout already."""
+        """Weights that the file holds transposed are copied on the first run; captures see that layout before."""
         for name in self._turned:
             self.tensor(name).runs_contiguous = True  # type: ignore[attr-defined]
 
@@ -458,11 +458,9 @@ class Imported(nn.Module):
             t = getattr(holder, leaf)
             if t.is_meta:
                 made = torch.randn(t.shape, generator=generator) / max(t[0].numel() if t.dim() else 1, 1) ** 0.5
-                made = made.abs() if leaf == "var" else made
+                made = (made.abs() if leaf == "var" else made).to(t.dtype)
                 is_parameter = leaf in holder._parameters
-                setattr(
-                    holder, leaf, nn.Parameter(made.to(t.dtype), t.requires_grad) if is_parameter else made.to(t.dtype)
-                )
+                setattr(holder, leaf, nn.Parameter(made, t.requires_grad) if is_parameter else made)
         return self.to(device)
 
     def __getstate__(self) -> Any:
