@@ -42,7 +42,8 @@ def bindings_of(model: Imported, options: Mapping[str, Any]) -> dict[str, int]:
     from ridgeline.capture.inputs import Dim, Spec
 
     known = model.dims
-    asked = {k: v for k, v in options.items() if k not in ("dims", "mode", "optimizer")} | dict(options.get("dims") or {})
+    asked = {name: size for name, size in options.items() if name not in ("dims", "mode", "optimizer")}
+    asked |= options.get("dims") or {}
     found: dict[str, int] = {}
     for name, size in asked.items():
         names = [n for n in (name, *_ALSO_CALLED.get(name, ())) if n in known]

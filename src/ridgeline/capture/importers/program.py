@@ -258,7 +258,8 @@ class Imported(nn.Module):
     """A model file as a module: ``inputs`` and ``outputs`` with named dims, weights mapped, ATen calls when run."""
 
     def __init__(self, name: str, form: str, body: Body, inputs: Mapping[str, Any], outputs: Sequence[str],
-                 refs: Mapping[str, Any], *, buffers: Collection[str] = (), turned: Collection[str] = ()) -> None:  # fmt: skip
+                 refs: Mapping[str, Any], *, buffers: Collection[str] = (),
+                 turned: Collection[str] = ()) -> None:  # fmt: skip
         super().__init__()
         self.import_name, self.import_format = name, form
         self.inputs, self.outputs = dict(inputs), tuple(outputs)
