@@ -1,6 +1,6 @@
 """Mutated engine files: each must be refused with one of our errors, or run.
 
-``python -m lab.engine.mutate m.ridge --count 10000`` runs them in child processes with an address-space limit, and
+``python -m lab.engine mutate m.ridge --count 10000`` runs them in child processes with an address-space limit, and
 prints how many ran, were refused, raised something else, hung or crashed.
 """
 

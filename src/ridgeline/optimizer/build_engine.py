@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ class Question:
     profiles: tuple[Mapping[str, int], ...]  # sizes of the named dims, one a profile
     error_budget: float | None
     budget_s: float
+    deadline_s: float  # of time.perf_counter
     level: int
     timings: dict[str, Any]
     name: str
@@ -154,7 +156,8 @@ def _question(
     inputs = named_inputs(model, args, kwargs or {})
     dims, profiles = read_shapes(shapes or {}, inputs)
     return Question(model=model, args=tuple(args), kwargs=dict(kwargs or {}), dims=dims, profiles=profiles,
-                    error_budget=error_budget, budget_s=float(budget_s), level=default if level is None else level,
+                    error_budget=error_budget, budget_s=float(budget_s),
+                    deadline_s=time.perf_counter() + float(budget_s), level=default if level is None else level,
                     timings=dict(timings or {}), name=name or type(model).__name__,
                     say=say or (lambda text: None))  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -282,7 +283,8 @@ def with_winner(engine: Engine, question: Any, weights: Mapping[str, Tensor], no
     args, kwargs = question.call_at(question.profiles[len(question.profiles) // 2])
     inputs = named_inputs(question.model, args, kwargs)
     with torch.enable_grad():
-        fast = optimize(question.model, args, kwargs, mode="infer", budget_s=question.budget_s, say=question.say)
+        left_s = max(1.0, question.deadline_s - time.perf_counter())
+        fast = optimize(question.model, args, kwargs, mode="infer", budget_s=left_s, say=question.say)
     receipt = state_of(fast).receipt
     contents = replace(engine.contents, receipt={**engine.contents.receipt, "winner": receipt.winner})
     plan = next(iter(state_of(fast).plans.values()), None)

@@ -85,17 +85,18 @@ def _narrowed(
              for call in question.calibration]  # fmt: skip
     smallest = list(named_inputs(question.model, *question.call_at(question.profiles[0])).values())
     cases = [
-        *cases_like([example], base, exported.weights, 16, 100),
-        *cases_like([smallest], base, exported.weights, 48, 200),
+        *cases_like([example], base, exported.weights, 12, 100),
+        *cases_like([smallest], base, exported.weights, 44, 200),
     ]
     inputs = [drawn(entries, kept, device) for entries, kept in cases]
     calibration = calls[: max(1, len(calls) // 2)] if calls else [example, *inputs[:8]]
-    validation = [*calls[len(calls) // 2 :], *inputs[8:]]
+    # The smallest calls have the longest tail, and cost the least: among the first few there are some of each size
+    validation = [*calls[len(calls) // 2 :], *inputs[8:10], *inputs[12:], *inputs[10:12]]
     assert question.error_budget is not None
     choice = Choice(
         draft, weights, calibration, validation, budget=question.error_budget, objective=question.objective,
         timings=timings, error_on_miss=question.error_on_miss,
-        deadline_s=time.perf_counter() + question.budget_s if not question.timings else math.inf,
+        deadline_s=question.deadline_s - 0.1 * question.budget_s if not question.timings else math.inf,
     )  # fmt: skip
     told = choice.run(question.metric, question.max_drop)
     notes += choice.notes

@@ -84,3 +84,46 @@ def test_rows_that_see_each_other_are_not_padded() -> None:
     assert any("depend on each other" in note for note in engine.receipt["notes"])
     with pytest.raises(EngineError, match="no profile"):
         engine(torch.randn(4, 8))
+
+
+class Classifier(nn.Module):
+    """Convolutions, one of them by channel, a pooling and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.channels = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, groups=8, padding=1)
+        self.out = nn.Linear(8 * 4 * 4, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.channels(torch.relu(self.conv(x))))
+        return self.out(nn.functional.max_pool2d(y, 2).flatten(1))
+
+
+@pytest.mark.parametrize(("activations", "per_channel"), [("QUInt8", True), ("QInt8", False)])
+def test_models_that_onnx_runtime_quantized_are_built_with_its_numbers(activations, per_channel, tmp_path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    tools = pytest.importorskip("onnxruntime.quantization")
+    x, other = torch.randn(4, 3, 8, 8), torch.randn(4, 3, 8, 8)
+    model = Classifier().eval()
+    torch.onnx.export(model, (x,), tmp_path / "wide.onnx", input_names=["x"], dynamo=False, opset_version=17)
+
+    class Calibration(tools.CalibrationDataReader):
+        calls = iter([{"x": x.numpy()}, {"x": other.numpy()}])
+
+        def get_next(self):
+            return next(self.calls, None)
+
+    path = str(tmp_path / "narrow.onnx")
+    tools.quantize_static(str(tmp_path / "wide.onnx"), path, Calibration(), quant_format=tools.QuantFormat.QDQ,
+                          per_channel=per_channel, activation_type=getattr(tools.QuantType, activations),
+                          weight_type=tools.QuantType.QInt8)  # fmt: skip
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL  # the nodes as they stand
+    session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    engine = rl.build(rl.load(path), (x,), level=0)
+    assert engine.verify()
+    (theirs,), (ours,) = session.run(None, {"x": x.numpy()}), engine.run({"x": x}).values()
+    assert np.linalg.norm(ours.numpy() - theirs) <= 1e-5 * np.linalg.norm(theirs)
+    # They are not the wide model's
+    assert np.linalg.norm(model(x).detach().numpy() - theirs) > 1e-3 * np.linalg.norm(theirs)

@@ -46,8 +46,10 @@ def times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(model: nn.Module, budget: float, **options) -> Engine:
+    """With time for everything: what is chosen depends on no clock."""
     torch.manual_seed(1)
-    return rl.build(model, (torch.randn(32, 64),), shapes={"batch": (1, 32)}, error_budget=budget, **options)
+    x = torch.randn(32, 64)
+    return rl.build(model, (x,), shapes={"batch": (1, 32)}, error_budget=budget, **{"budget_s": 1e6, **options})
 
 
 def errors(engine: Engine, model: nn.Module, num: int) -> list[float]:
@@ -203,3 +205,36 @@ def test_batch_norms_are_folded_and_refitted() -> None:
     folded.refit(other)
     with torch.no_grad():
         assert torch.allclose(folded(x), other(x), atol=1e-5)
+
+
+@pytest.mark.usefixtures("times")
+def test_a_build_whose_time_is_up_says_what_it_did_not_examine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ridgeline.optimizer import tune_engine
+    from ridgeline.optimizer.quantize.choose import LEAST_CALLS, Choice
+
+    def ticking(*args: object, deadline_s: float, **options: object) -> Choice:
+        ticks = iter(range(1000))  # each look at the clock is a second later
+        return Choice(*args, deadline_s=15.0, clock=lambda: float(next(ticks)), **options)
+
+    monkeypatch.setattr(tune_engine, "Choice", ticking)
+    receipt = build(Block().eval(), 0.05).receipt
+    assert "fewer bits: the time was up after 2 of 3 layers; a larger budget_s examines the others" in receipt["notes"]
+    assert {layer["module"] for layer in receipt["precision"]["layers"]} <= {"a", "b"}
+    assert receipt["precision"]["eager"]["calls"] == LEAST_CALLS
+
+
+def test_calls_end_at_the_first_that_the_budget_cannot_hold() -> None:
+    from ridgeline.optimizer.quantize.choose import accuracy
+
+    calls = [[torch.full((2, 2), float(i + 1))] for i in range(9)]
+    meant = [[x.double()] for (x,) in calls]
+    asked = list[float]()
+
+    def call(inputs: list[torch.Tensor]) -> torch.Tensor:
+        asked.append(float(inputs[0][0, 0]))
+        return inputs[0] * (1.1 if len(asked) == 3 else 1.001)
+
+    assert accuracy(call, calls, meant, 0.05).num_calls == 3
+    # Of as many calls, fewer are asked to be farther below the budget
+    few, many = (accuracy(lambda inputs: inputs[0] * 1.001, (calls * 6)[:num], (meant * 6)[:num]) for num in (8, 48))
+    assert few.bound > many.bound == pytest.approx(1.3e-3, rel=1e-3)

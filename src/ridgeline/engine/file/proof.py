@@ -120,16 +120,25 @@ def names_of(outputs: Any) -> list[str]:
     return made
 
 
-def reference(program: Program, weights: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> tuple[list[Tensor], str]:
-    """What the program returns in float64, or in its own types where an op has no wider one."""
-    wide = {name: x.double() if x.is_floating_point() else x for name, x in weights.items()}
-    given = [x.double() if x.is_floating_point() else x for x in inputs]
-    device = inputs[0].device if inputs else torch.device("cpu")
-    with torch.no_grad():
-        try:
-            return flat(interpret(widened(program), given, wide.__getitem__, device)), "float64"
-        except (RuntimeError, TypeError, NotImplementedError):
-            return flat(interpret(program, inputs, weights.__getitem__, device)), "the model's own types"
+class Reference:
+    """What a program returns in float64, or in its own types where an op has no wider one; its weights widened once."""
+
+    def __init__(self, program: Program, weights: Mapping[str, Tensor]) -> None:
+        self.program, self.weights, self.wide_program = program, weights, widened(program)
+        self.wide = {name: weights[name].double() if weights[name].is_floating_point() else weights[name]
+                     for name in program.weight_names()}  # fmt: skip
+        self.types = "float64"
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        device = inputs[0].device if inputs else torch.device("cpu")
+        with torch.no_grad():
+            if self.types == "float64":
+                given = [x.double() if x.is_floating_point() else x for x in inputs]
+                try:
+                    return flat(interpret(self.wide_program, given, self.wide.__getitem__, device))
+                except (RuntimeError, TypeError, NotImplementedError):
+                    self.types = "the model's own types"
+            return flat(interpret(self.program, inputs, self.weights.__getitem__, device))
 
 
 def sampled(x: Tensor) -> Tensor:
@@ -150,15 +159,17 @@ def cases_like(
     """Cases like each example, which the model takes; where it takes nothing that is drawn, the example itself."""
     made = list[Case]()
     for example in examples:
-        for _ in range(num_draws):
+        takes_drawn = True
+        for turn in range(num_draws):
             try:
                 entries, kept = draw(example, seed + len(made))
-                inputs = drawn(entries, kept, example[0].device if example else torch.device("cpu"))
-                with torch.no_grad():
-                    interpret(base, inputs, weights.__getitem__, inputs[0].device if inputs else torch.device("cpu"))
+                if turn == 0:
+                    device = example[0].device if example else torch.device("cpu")
+                    with torch.no_grad():
+                        interpret(base, drawn(entries, kept, device), weights.__getitem__, device)
             except (EngineError, RuntimeError, IndexError):  # integers that mean something
-                entries, kept = _stored(example, seed + len(made))
-            made.append((entries, kept))
+                takes_drawn = False
+            made.append((entries, kept) if takes_drawn else _stored(example, seed + len(made)))
     return made
 
 
@@ -180,12 +191,12 @@ def prove(
     types, on the same inputs.
     """
     made, kept, wrong = list[dict[str, Any]](), dict[str, Tensor](), list[str]()
-    names, against = names_of(base.outputs), ""
+    names, reference = names_of(base.outputs), Reference(base, weights)
     for number, (entries, own) in enumerate(cases):
         inputs = drawn(entries, own, engine.device)
         with torch.no_grad():
             eager = flat(interpret(base, inputs, weights.__getitem__, engine.device))
-        meant, against = reference(base, weights, inputs)
+        meant = reference(inputs)
         kept |= own
         outputs = list[dict[str, Any]]()
         for name, ours, theirs, wide in zip(names, flat(engine.on_inputs(inputs)), eager, meant, strict=True):
@@ -195,10 +206,11 @@ def prove(
             kept[where] = value
             if not ok:
                 wrong.append(
-                    f"output {name} is {entry['rms']:.1e} from {against}, and {entry['allowed_rms']:.1e} is allowed"
+                    f"output {name} is {entry['rms']:.1e} from {reference.types}, and {entry['allowed_rms']:.1e} is "
+                    "allowed"
                 )
         made.append({"inputs": entries, "outputs": outputs})
-    return {"reference": against, "error_budget": error_budget, "cases": made}, kept, wrong
+    return {"reference": reference.types if cases else "", "error_budget": error_budget, "cases": made}, kept, wrong
 
 
 def _stored(example: Sequence[Tensor], seed: int) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:

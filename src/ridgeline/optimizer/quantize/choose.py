@@ -2,7 +2,11 @@
 
 The budget is the relative root mean square error of each output of each call, against float64. A choice is kept if the
 mean of that error over validation calls plus six of its standard deviations, and 1.3 times the worst of them, are
-within the budget: errors of single calls have a long tail where activations are clipped.
+within the budget: errors of single calls have a long tail where activations are clipped. Of few calls, more is asked.
+
+Calls are what the time goes into. What float64 returns for a validation call is computed once; how many calls there are
+follows from what one of them takes and from the time that is left, and is kept in the timing table; a choice is given
+up at the first call that the budget cannot hold.
 """
 
 from __future__ import annotations
@@ -22,15 +26,16 @@ from ridgeline.engine.file import ops
 from ridgeline.engine.file.compare import class_agreement
 from ridgeline.engine.file.execute import interpret
 from ridgeline.engine.file.program import Program, Step
-from ridgeline.engine.file.proof import flat, reference
+from ridgeline.engine.file.proof import Reference, flat
 from ridgeline.errors import EngineError
 from ridgeline.optimizer.quantize import rounding
 from ridgeline.optimizer.quantize.draft import Draft, linears, timed
 
 LEAST_WEIGHT = 1 << 10
-ROWS = 1024
+ROWS = 512
 """Rows of a layer's input that its errors are measured on; as many others choose among ways to round."""
-TRIES = 6
+LEAST_CALLS, MOST_CALLS = 8, 48
+"""Validation calls of a choice."""
 FORMATS = {"time": ("bf16", "int8", "fp8"), "size": ("bf16", "int8", "int4")}
 BITS = {"bf16": 16, "int8": 8, "fp8": 8, "int4": 4}
 
@@ -75,25 +80,30 @@ class Accuracy:
     most: float
     agreement: float | None
     kl: float | None
+    num_calls: int
 
     @property
     def bound(self) -> float:
         """What calls to come are expected to stay below."""
-        return max(self.mean + 6 * self.deviation, 1.3 * self.most)
+        few = LEAST_CALLS / max(1, self.num_calls) if self.num_calls < MOST_CALLS else 0.0
+        return max(self.mean + (6 + 4 * few) * self.deviation, (1.3 + 0.3 * few) * self.most)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "rms_mean": self.mean,
             "rms_most": self.most,
             "rms_bound": self.bound,
+            "calls": self.num_calls,
             "top1": self.agreement,
             "kl": self.kl,
         }
 
 
 def accuracy(
-    call: Callable[..., Any], calls: Sequence[Sequence[Tensor]], meant: Sequence[Sequence[Tensor]]
-) -> Accuracy:
+    call: Callable[..., Any], calls: Sequence[Sequence[Tensor]], meant: Sequence[Sequence[Tensor]],
+    budget: float = math.inf,
+) -> Accuracy:  # fmt: skip
+    """Errors of calls against what they should return, up to the first one that the budget cannot hold."""
     errors, agreements, divergences = list[float](), list[float](), list[float]()
     for inputs, wide in zip(calls, meant, strict=True):
         worst = 0.0
@@ -107,12 +117,14 @@ def accuracy(
                 agreements.append(agreement)
                 divergences.append(kl)
         errors.append(worst)
+        if 1.3 * worst > budget:
+            break
     mean = sum(errors) / len(errors)
     spread = (
         math.sqrt(sum((e - mean) ** 2 for e in errors) / max(1, len(errors) - 1)) if math.isfinite(mean) else math.inf
     )
     average = lambda values: sum(values) / len(values) if values else None
-    return Accuracy(mean, spread, max(errors), average(agreements), average(divergences))
+    return Accuracy(mean, spread, max(errors), average(agreements), average(divergences), len(errors))
 
 
 class Choice:
@@ -127,6 +139,7 @@ class Choice:
         self.calibration, self.validation = calibration, validation
         self.timings, self.error_on_miss, self.deadline_s, self.clock = timings, error_on_miss, deadline_s, clock
         self.notes: list[str] = []
+        self.late, self.began_s = False, clock() if math.isfinite(deadline_s) else 0.0
         self.program = Program(draft.base.inputs, tuple(draft.steps), draft.base.outputs, draft.base.dims)
         self.device = calibration[0][0].device if calibration and calibration[0] else torch.device("cpu")
         self.layers = {i: Layer(i, self._weight(i)) for i in linears(draft.steps, self.weights)
@@ -138,8 +151,10 @@ class Choice:
 
     def run(self, metric: Callable[[Callable[..., Any]], float] | None, max_drop: float) -> dict[str, Any]:
         """Change the draft, and say what was chosen and how accurate it is."""
-        meant = [reference(self.base, self.weights, inputs)[0] for inputs in self.validation]
-        plain = accuracy(self._runner(self.program, self.weights), self.validation, meant)
+        wide, eager = Reference(self.base, self.weights), self._runner(self.program, self.weights)
+        self.validation = self.validation[: self._num_calls(wide, eager)]
+        meant = [wide(inputs) for inputs in self.validation]
+        plain = accuracy(eager, self.validation, meant)
         told: dict[str, Any] = {"objective": self.objective, "eager": plain.to_dict(), "layers": []}
         room = self.budget**2 - plain.bound**2
         if room <= 0 or not self.layers:
@@ -148,10 +163,14 @@ class Choice:
             return told
         self._observe()
         options = self._options()
+        examined = len({option.step for option in options})
         limit, floor = metric(self._as_model(self.program, self.weights)) if metric else 0.0, 0.7 * room
         best: tuple[list[Option], Accuracy] | None = None
         tried: set[tuple[tuple[int, str], ...]] = set()
-        for _ in range(TRIES):
+        for turn in range(6):
+            if turn and self.clock() > self.deadline_s:
+                self.notes.append("fewer bits: the time was up before more choices were tried")
+                break
             chosen = pick(options, floor)
             key = tuple((o.step, o.format) for o in chosen)
             if not chosen or key in tried:
@@ -159,7 +178,7 @@ class Choice:
             tried.add(key)
             steps, weights = self._built(chosen)
             program = Program(self.base.inputs, steps, self.base.outputs, self.base.dims)
-            found = accuracy(self._runner(program, weights), self.validation, meant)
+            found = accuracy(self._runner(program, weights), self.validation, meant, self.budget)
             drop = limit - metric(self._as_model(program, weights)) if metric else 0.0
             if found.bound <= self.budget and drop <= max_drop:
                 best = (chosen, found)
@@ -169,10 +188,15 @@ class Choice:
             elif best is not None:
                 break
             else:
-                over = found.bound / self.budget if math.isfinite(found.bound) else 4.0
+                # Of calls that stopped early, the worst so far is known and nothing of the others
+                over = min(found.bound, 1.3 * found.most) / self.budget if math.isfinite(found.most) else 4.0
                 floor /= max(2.0, over**2 * 1.3)
+        if examined < len(self.layers) and self.late:
+            self.notes.append(f"fewer bits: the time was up after {examined} of {len(self.layers)} layers; a larger "
+                              "budget_s examines the others")  # fmt: skip
         if best is None:
-            self.notes.append("no fewer bits: nothing that gains stays within the budget")
+            self.notes.append("no fewer bits: " + (
+                f"the {len(tried)} choices that were tried leave the error budget" if options else "no layer gains"))
             return told
         self._apply(best[0])
         for option in best[0]:
@@ -186,6 +210,19 @@ class Choice:
         if metric:
             told |= {"metric": {"before": limit, "max_drop": max_drop}}
         return told
+
+    def _num_calls(self, wide: Reference, eager: Callable[..., Any]) -> int:
+        """How many validation calls the time is enough for: half of it, for one in float64 and four others each."""
+        key = f"validation of {len(self.layers)} layers {self.device.type} threads={torch.get_num_threads()}"
+        if key not in self.timings:
+            began = self.clock()
+            wide(self.validation[0])
+            eager(self.validation[0])
+            each = 3 * (self.clock() - began)
+            left = self.deadline_s - self.clock()
+            num = MOST_CALLS if math.isinf(left) else int(0.5 * left / max(each, 1e-9))
+            self.timings[key] = max(LEAST_CALLS, min(MOST_CALLS, num))
+        return int(self.timings[key])
 
     def _runner(self, program: Program, weights: Mapping[str, Tensor]) -> Callable[..., Any]:
         return lambda inputs: interpret(program, inputs, weights.__getitem__, self.device)
@@ -213,7 +250,9 @@ class Choice:
             judged = layer.rows(2)
             meant = judged @ layer.weight.t()
             for name in FORMATS[self.objective]:
-                if self.clock() > self.deadline_s:
+                # A third of the time is for trying what is chosen
+                if self.clock() > self.began_s + 0.7 * (self.deadline_s - self.began_s):
+                    self.late = True
                     break
                 made = self._made(layer, name)
                 if made is None:
@@ -226,11 +265,12 @@ class Choice:
 
     def _arrivals(self) -> dict[int, float]:
         """The share of an error at a layer that arrives at the outputs: by perturbing one layer after another."""
-        inputs, found = self.calibration[0], dict[int, float]()
+        inputs = min(self.calibration, key=lambda inputs: sum(x.numel() for x in inputs))
+        found = dict[int, float]()
         clean = flat(interpret(self.program, inputs, self.weights.__getitem__, self.device))
         for index in self.layers:
-            if self.clock() > self.deadline_s:
-                known = max(found.values(), default=1.0)
+            if self.clock() > self.began_s + 0.3 * (self.deadline_s - self.began_s):
+                known = max(found.values(), default=1.0)  # layers that were not perturbed count as the worst
                 return {i: found.get(i, known) for i in self.layers}
 
             def each(at: int, step: Step, results: list[Any], index: int = index) -> Any:

@@ -132,11 +132,11 @@ def fold_batch_norms(draft: Draft) -> int:
 CONVOLUTIONS = tuple(f"aten::conv{n}d.default" for n in (1, 2, 3))
 
 
-def timed(call: Callable[[], Any], clock: Callable[[], float], rounds: int = 7) -> float:
-    """The least of several runs, after one that is not counted."""
+def timed(call: Callable[[], Any], clock: Callable[[], float], rounds: int = 7, enough_s: float = 0.2) -> float:
+    """The least of several runs, two at least, after one that is not counted; no more once they took long enough."""
     call()
-    took = []
-    for _ in range(rounds):
+    took = list[float]()
+    while len(took) < 2 or (len(took) < rounds and sum(took) < enough_s):
         began = clock()
         call()
         took.append(clock() - began)

@@ -119,25 +119,32 @@ def static_scales(weight: Tensor, inputs: Tensor, others: Tensor) -> tuple[Tenso
     """Channels, weight, scale and inverse scales of a product of bytes.
 
     What channels of the inputs are divided by, and columns of the weight multiplied, moves a share of the difficulty
-    from one to the other (SmoothQuant). The largest of few rows is not the largest of all, so there is room above it.
+    from one to the other (SmoothQuant). The largest of few rows is not the largest of all, so there is room above it:
+    the engine scales a row that does not fit, and the same layer as Q/DQ nodes clips it.
     How much of both is judged on ``others``, rows that the scales were not fitted to.
     """
     most_x, most_w = inputs.abs().amax(0), weight.abs().amax(0).clamp_min(1e-8)
     # A channel whose few inputs are small may have larger ones
     most_x = most_x.clamp_min(0.05 * float(most_x.mean())).clamp_min(1e-8)
     meant, least = others @ weight.t(), float("inf")
-    best = None
+    best: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+
+    def tried(channels: Tensor, room: float) -> None:
+        nonlocal best, least
+        parts = int8_parts(weight, inputs, channels, room)
+        rows = (ops.int8_linear(others, *parts) - meant).square().mean(1).sqrt()
+        # Calls to come are judged one by one: what counts is a bad row, not the sum of all
+        error = float(rows.mean() + 4 * rows.std(unbiased=False))
+        if error < least:
+            best, least = (channels, *parts), error
+
     for share in (0.0, 0.25, 0.5, 0.65, 0.8):
         channels = most_x**share / most_w ** (1 - share) if share else torch.ones_like(most_x)
-        channels = channels / channels.log().mean().exp()
-        for room in (1.0, 1.2, 1.4, 1.7, 2.0):
-            parts = int8_parts(weight, inputs, channels, room)
-            rows = (ops.int8_linear(others, *parts) - meant).square().mean(1).sqrt()
-            # Calls to come are judged one by one: what counts is a bad row, not the sum of all
-            error = float(rows.mean() + 4 * rows.std(unbiased=False))
-            if error < least:
-                best, least = (channels, *parts), error
+        tried(channels / channels.log().mean().exp(), 1.2)
     assert best is not None
+    channels = best[0]
+    for room in (1.4, 1.7, 2.0):
+        tried(channels, room)
     return best
 
 

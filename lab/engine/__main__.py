@@ -1,0 +1,3 @@
+from lab.driver import run
+
+run(__package__)
