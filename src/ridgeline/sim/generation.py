@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from ridgeline.basis import Basis
+from ridgeline.cost.interval import WIDER
 from ridgeline.errors import InputError, nearest
 from ridgeline.hardware import Device
 from ridgeline.resources import data_dir
@@ -87,6 +88,8 @@ def stack_of(name: str, device: Device) -> Stack:
     relatives: Mapping[str, float] | None = entry.get("architectures", {}).get(family_of(device))
     key = own if own in fitted or relatives else _kin(device, fitted)
     coef = {**NEUTRAL, **(fitted.get(key) or relatives or {})}
+    if basis is Basis.ASSUMED and key in fitted:  # another device's; what an architecture's holds was counted
+        coef["spread"] *= WIDER[basis]
     return Stack(name=name, title=entry["title"], device=key, basis=basis, source=entry["source"],
                  coef=coef, choices=_choices(entry, device))  # fmt: skip
 

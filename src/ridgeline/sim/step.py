@@ -422,9 +422,8 @@ class StepRun:
         own = self.priced.width * (1.0 - network)
         width = math.hypot(own, 0.35 * network)
         if self.plan.world > 1 or self.stack.name != "plain":
-            wider = interval.WIDER[self.stack.basis]
-            # A fitted stack's own spread holds most of the kernels' error: this share of it is what held 90 % of 452
-            # published steps whose sources were left out of the fit (lab/notes/intervals.md).
-            width = math.hypot(width * 0.3 if self.stack.basis is Basis.FITTED else width, self.stack["spread"] * wider)
+            # A stack's own spread holds most of the kernels' error: this share of it is what held 90 % of 452 published
+            # steps whose sources were left out of the fit (lab/notes/intervals.md).
+            width = math.hypot(width * (1.0 if self.stack.name == "plain" else 0.3), self.stack["spread"])
         low, high = interval.factors(width)
         return step * low, step * high
