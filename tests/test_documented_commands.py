@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").rglob("*.md")),
+PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "install.md",
+         *sorted((ROOT / "docs" / "guide").rglob("*.md")),
          *sorted((ROOT / "docs" / "tutorials").rglob("*.md"))]  # fmt: skip
 ELSEWHERE = {
     "kernels check": "needs a GPU",
@@ -27,6 +28,7 @@ ELSEWHERE = {
     "kernels pack": "compiles for half an hour",
     "calibrate": "needs a GPU",
     "explain profiler_output/ --watch": "waits for a running job",
+    "--install-completion": "writes where the shell of whoever runs it looks",
     "dash": "serves until it is interrupted",
     "compare 3fa9c1": "a run of somebody's store",
     "store tag": "a run of somebody's store",
@@ -199,7 +201,7 @@ def test_a_documented_command_runs(
     page: str, command: str, columns: int, tty: bool, desk: Path, shell: Shell
 ) -> None:  # fmt: skip
     if any(command.startswith(begin) for begin in ELSEWHERE):
-        code, output = shell(f"{shlex.split(command)[0]} --help", desk, columns, tty)
+        code, output = shell("--help" if command[0] == "-" else f"{shlex.split(command)[0]} --help", desk, columns, tty)
     else:
         code, output = shell(command, desk, columns, tty)
     assert code in ((0, 1) if command.startswith("gate") else (0,)), f"{page}: {output}"

@@ -34,6 +34,13 @@ app = typer.Typer(
 )
 app.add_typer(llm.app, name="llm")
 
+EXTRAS = {
+    "torch": "torch", "triton": "kernels", "transformers": "hf", "timm": "hf", "diffusers": "hf", "scipy": "study",
+    "pyarrow": "study", "jax": "jax", "ray": "ray", "optuna": "search", "psycopg": "postgres", "starlette": "dash",
+    "uvicorn": "dash", "tokenizers": "llm",
+}  # fmt: skip
+"""What is installed with which extra, for a command that turns out to need it."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON in SI units and nothing else.")]
 
 
@@ -52,10 +59,26 @@ Dims = Annotated[
     list[str] | None,
     typer.Option("--dim", help="Size of a named dim of a model file, such as batch=8. Repeat for more."),
 ]
+
+
+def _models(incomplete: str) -> list[str]:
+    """Names of the zoo, for the shell."""
+    from ridgeline.models import models
+
+    return [card.name for card in models() if card.name.startswith(incomplete)]
+
+
+def _devices(incomplete: str) -> list[str]:
+    from ridgeline.hardware import devices
+
+    return [name for name in devices() if name.startswith(incomplete)]
+
+
 On = Annotated[
     list[str],
-    typer.Option("--on", help="Device, with changes if you like: 'h200 hbm_bandwidth=2x'. Repeat to compare."),
-]
+    typer.Option("--on", autocompletion=_devices,
+                 help="Device, with changes if you like: 'h200 hbm_bandwidth=2x'. Repeat to compare."),
+]  # fmt: skip
 
 
 def run(argv: Sequence[str]) -> int:
@@ -88,6 +111,11 @@ def run(argv: Sequence[str]) -> int:
         return INTERRUPTED
     except typer.Exit as error:
         return error.exit_code
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRAS:
+            raise
+        return _fail(f"{command} needs {library}: pip install 'ridgeline[{EXTRAS[library]}]'")
     except Exception as error:
         message = _usage(error, command)
         if message is None:
@@ -159,7 +187,8 @@ def _given(**options: Any) -> dict[str, Any]:
 def predict(
     model: Annotated[
         str,
-        typer.Argument(help="Name of the zoo, model file (.onnx, .pt2, …), saved graph, or script.py:function."),
+        typer.Argument(help="Name of the zoo, model file (.onnx, .pt2, …), saved graph, or script.py:function.",
+                       autocompletion=_models),
     ],
     on: On = ["h200"],  # noqa: B006  (typer reads it once)
     batch: Annotated[int | None, typer.Option(help="Samples or sequences a step.")] = None,
@@ -209,7 +238,8 @@ def import_model(
 @app.command()
 def devices(
     name: Annotated[
-        str | None, typer.Argument(help="One device, with changes if you like; all of them without.")
+        str | None,
+        typer.Argument(help="One device, with changes if you like; all of them without.", autocompletion=_devices),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -234,7 +264,9 @@ def clusters(
 
 @app.command()
 def models(
-    name: Annotated[str | None, typer.Argument(help="One network; all of them without.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One network; all of them without.", autocompletion=_models)
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the networks of the zoo, or what can be asked of one."""
@@ -417,7 +449,8 @@ app.command(name="engine")(engine)
 @app.command()
 def simulate(
     model: Annotated[
-        str, typer.Argument(help="Name of the zoo, model file, saved training graph, or script.py:function.")
+        str, typer.Argument(help="Name of the zoo, model file, saved training graph, or script.py:function.",
+                            autocompletion=_models)
     ],
     on: Annotated[str, typer.Option("--on", help="Cluster: 'h100-sxm*16384', 'gb200*72 scaleout=800Gb'.")],
     tp: Annotated[int, typer.Option(help="Tensor parallel ranks.")] = 1,
@@ -480,7 +513,7 @@ def simulate(
 
 @app.command()
 def plan(
-    model: Annotated[str, typer.Argument(help="Name of the zoo, or a model file.")],
+    model: Annotated[str, typer.Argument(help="Name of the zoo, or a model file.", autocompletion=_models)],
     on: Annotated[str, typer.Option("--on", help="Cluster: 'h100-sxm*1024'.")],
     dim: Dims = None,
     global_batch: Annotated[int, typer.Option("--global-batch", help="Sequences a step.")] = 1024,
@@ -521,7 +554,9 @@ def plan(
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help="Zoo name, hub path such as org/Model, or a config.json.")],
+    model: Annotated[
+        str, typer.Argument(help="Zoo name, hub path such as org/Model, or a config.json.", autocompletion=_models)
+    ],
     on: Annotated[str, typer.Option("--on", help="Cluster, such as 'h200*8'.")] = "h200*8",
     tp: Annotated[int, typer.Option(help="Tensor-parallel width; 0 is the least that fits.")] = 0,
     pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,

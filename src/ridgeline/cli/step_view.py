@@ -80,9 +80,10 @@ def _need_lines(step: Step) -> list[draw.Line]:
     frac = step.peak_bytes / capacity
     verdict = ("fits", "green") if frac <= 0.95 else ("tight", "yellow") if step.fits else ("does not fit", "bold red")
     hourly = step.cluster.device.price_usd_per_hour
+    tensors = max(stage.allocated_bytes for stage in step.footprints)
     return [
         ("memory", Text.assemble((show_bytes(step.peak_bytes), "bold"), (f" of {show_bytes(capacity)}: ", draw.DIM),
-                                 verdict)),
+                                 verdict, (f", {show_bytes(tensors)} of it tensors", draw.DIM))),
         ("batch", _batch(step)),
         ("parameters", f"{step.num_params / 1e9:,.2f} billion"),
         ("energy", f"{step.energy_j / 3.6e6:,.3g} kWh a step, {step.energy_j / step.tokens:.3g} J a {step.unit}"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.text import Text
 
 from ridgeline.cli.draw import DIM, console, percent, print_json, table
@@ -182,6 +183,17 @@ def _list(store: Store, json: bool) -> int:
     return 0
 
 
+def _notes(study: Study, wanted: Sequence[str]) -> Iterator[str]:
+    """Why a study has nothing to choose from."""
+    for axis in study.spec.space.axes:
+        if len(axis.levels) == 1:
+            yield f"{axis.name} has one level, {axis.levels[0]}: A..B/STEP counts by steps, A..B:4 has four levels"
+    for name in dict.fromkeys(wanted):
+        if len(study.feasible) and np.isnan(study.columns[name][study.feasible]).all():
+            mode = {"tpot_s": "decode", "ttft_s": "prefill"}.get(name)
+            yield f"no point has {name}" + (f", the time of a {mode} step: --option mode={mode}" if mode else "")
+
+
 def _show(study: Study, asked: Asked, store: Store) -> int:
     """The frontier with its measures, what matters, and what excludes points."""
     for path, kind in ((asked.csv, "csv"), (asked.parquet, "parquet")):
@@ -203,6 +215,8 @@ def _show(study: Study, asked: Asked, store: Store) -> int:
         return ALL_INFEASIBLE
     out.print(Text(f"{study.name}: {len(study):,} points, {num:,} feasible, {len(found):,} on the "
                    f"{'sure ' if asked.sure else ''}frontier", style="bold"))  # fmt: skip
+    for note in _notes(study, [name for text, expression, _ in objectives for name in expression.names()]):
+        out.print(Text(f"• {note}", style=DIM))
     if objectives:
         order = found[study.costs()[_places(study, found), 0].argsort(kind="stable")]
         _points(study, order, asked.top, objectives)

@@ -79,3 +79,11 @@ def test_a_price_has_intervals_and_sources(store, capsys):
     assert all(row["source"] and row["date"] for row in found["matters"])
     assert run(["price", "h200"]) == 0
     assert "What matters for an hour" in capsys.readouterr().out
+
+
+def test_a_study_without_a_frontier_says_why(store, capsys):
+    words = ["study", "llama3-8b", "--vary", "hbm_bandwidth=1x..4x/4", "--vary", "batch=1,4", "--minimize", "tpot"]
+    assert run(words) == 0
+    out = capsys.readouterr().out
+    assert "hbm_bandwidth has one level" in out
+    assert "no point has tpot_s, the time of a decode step: --option mode=decode" in out

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from rich.text import Text
 
 from ridgeline.cli import draw
+from ridgeline.cli.app import run
 
 
 def test_every_json_document_says_which_schema_it_has(ridgeline):
@@ -40,3 +42,26 @@ def test_a_name_cannot_send_commands_to_the_terminal(capsys):
 
 def test_shells_complete_commands(ridgeline):
     assert "--install-completion" in ridgeline("--help").out
+
+
+@pytest.mark.parametrize(("words", "wanted"), [
+    ("predict llama3-7", ["llama3-70b"]), ("predict bert-base --on mi300", ["mi300a", "mi300x"]),
+    ("serve deepseek", ["deepseek-v3"]), ("devices h20", ["h20", "h200"]), ("pri", ["price"]),
+])  # fmt: skip
+def test_shells_complete_networks_and_devices(words, wanted, monkeypatch, capsys):
+    line = f"ridgeline {words}"
+    for name, value in {"_RIDGELINE_COMPLETE": "complete_bash", "COMP_WORDS": line,
+                        "COMP_CWORD": str(len(words.split()))}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        run(())
+    assert capsys.readouterr().out.split() == wanted
+
+
+def test_a_library_that_a_command_turns_out_to_need_is_one_line(ridgeline, monkeypatch):
+    def needs_torch(*given: object) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("ridgeline.cli.catalog.show_devices", needs_torch)
+    said = ridgeline("devices")
+    assert said.code == 2 and said.err == "error: devices needs torch: pip install 'ridgeline[torch]'\n"

@@ -49,6 +49,7 @@ def test_the_command_starts_what_was_simulated(engine, program, flag):
     wanted = Wanted(tp=4, precision="fp8", kv="fp8", engine=engine)
     command = launch_command(deployment_of("llama3-70b", "h200*4", wanted))
     assert command.startswith(program) and flag in command and shlex.split(command)
+    assert "llama3-70b" not in command and "meta-llama/Meta-Llama-3-70B" in command  # what an engine can load
 
 
 def test_prompts_apart_are_started_by_two_commands():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
+from ridgeline.errors import ModelError
+from ridgeline.models.card import find
 from ridgeline.sim.serving.simulate import Deployment, Pool
 
 QUANTIZATION = {"fp8": "fp8", "fp8_block": "fp8", "int8": "compressed-tensors", "int4_wo": "awq"}
@@ -18,9 +21,18 @@ def launch_command(deployment: Deployment) -> str:
                       for pool, kind in ((deployment.prefill, "prefill"), (deployment.pool, "decode")))  # fmt: skip
 
 
+def _checkpoint(model: str) -> str:
+    """What an engine can load: a network of the zoo goes by its name on the hub, anything else by its own."""
+    try:
+        found = re.match(r"(\S+/\S+) config\.json", find(model)[0].source)
+    except ModelError:
+        return model
+    return found[1] if found else model
+
+
 def _one(deployment: Deployment, pool: Pool, kind: str) -> str:
     """``kind`` is prefill or decode, where they are apart."""
-    layout, engine, model = pool.layout, deployment.engine, shlex.quote(deployment.anatomy.name)
+    layout, engine, model = pool.layout, deployment.engine, shlex.quote(_checkpoint(deployment.anatomy.name))
     family = engine.name.partition("-")[0]
     quantized = QUANTIZATION.get(deployment.precision.name, "")
     narrow_cache = deployment.precision.kv == "fp8"
