@@ -317,7 +317,7 @@ def boxes_sorted_on_the_host(gpu: StandIn, fixed: bool) -> Step:
             else:
                 table = scores.float().cpu()
                 gpu.work(2.5)
-                kept = torch.zeros(100, dtype=torch.long, device="cpu").to("meta")
+                kept = torch.zeros(100, dtype=torch.long, device="cpu").to(gpu.device)
                 del table
             scores.index_select(0, kept)
 
@@ -442,7 +442,7 @@ def windows_from_ordinary_memory(gpu: StandIn, fixed: bool) -> Step:
 
     def step() -> None:
         for window in windows:
-            model(window.to("meta", non_blocking=True))
+            model(window.to(gpu.device, non_blocking=True))
 
     return step
 

@@ -225,7 +225,7 @@ def losses_copied_without_waiting(gpu: StandIn) -> Step:
 # ---------------------------------------------------------------- serving
 
 
-def _decode(gpu: StandIn, model: nn.Module, caches: list[Tensor], rows: int, width: int, length: int) -> Tensor:
+def _decode(model: nn.Module, caches: list[Tensor], rows: int, width: int, length: int) -> Tensor:
     x = model.embed(ids(rows, 1))
     for block, cache in zip(model.blocks, caches, strict=True):
         q, k, v = block.qkv(block.one(x)).view(rows, 1, 3, block.heads, -1).permute(2, 0, 3, 1, 4)
@@ -242,10 +242,11 @@ def decoding_out_of_a_graph(gpu: StandIn) -> Step:
     model = placed(Language(2048, 8)).requires_grad_(False)
     caches = [numbers(2, 64, 16, 2048, 128) for _ in range(8)]
 
+    token = gpu.graphed(lambda: _decode(model, caches, 64, 2048, 2048))
+
     def step() -> None:
         for _ in range(8):
-            with gpu.graph():
-                _decode(gpu, model, caches, 64, 2048, 2048)
+            token()
 
     return step
 
@@ -257,7 +258,7 @@ def decoding_with_growing_lengths(gpu: StandIn) -> Step:
 
     def step() -> None:
         for i in range(6):
-            _decode(gpu, model, caches, 128, 4096, 4000 + i)
+            _decode(model, caches, 128, 4096, 4000 + i)
 
     return step
 
@@ -268,10 +269,11 @@ def a_server_that_schedules_beside_the_device(gpu: StandIn) -> Step:
     model = placed(Language(4096, 4, 32)).requires_grad_(False)
     caches = [numbers(2, 128, 32, 2048, 128) for _ in range(4)]
 
+    token = gpu.graphed(lambda: _decode(model, caches, 128, 4096, 2048))
+
     def step() -> None:
         for _ in range(4):
-            with gpu.graph():
-                tokens = _decode(gpu, model, caches, 128, 4096, 2048)
+            tokens = token()
             gpu.work(0.4, "scheduler")
             tokens.tolist()
 
@@ -301,13 +303,13 @@ def drafts_and_their_check(gpu: StandIn) -> Step:
     draft, model = placed(Language(1024, 2)).requires_grad_(False), placed(Language(4096, 4, 32)).requires_grad_(False)
     small, tokens = [numbers(2, 64, 16, 1024, 64) for _ in range(2)], ids(64, 5)
 
+    drafted = gpu.graphed(lambda: [_decode(draft, small, 64, 1024, 1024) for _ in range(4)])
+    checked = gpu.graphed(lambda: model(tokens))
+
     def step() -> None:
         for _ in range(3):
-            with gpu.graph():
-                for _ in range(4):
-                    _decode(gpu, draft, small, 64, 1024, 1024)
-            with gpu.graph():
-                model(tokens)
+            drafted()
+            checked()
 
     return step
 
@@ -319,7 +321,7 @@ def embeddings_of_texts_copied_ahead(gpu: StandIn) -> Step:
 
     def step() -> None:
         with gpu.stream(21):
-            texts.to("meta", non_blocking=True)
+            texts.to(gpu.device, non_blocking=True)
         model(numbers(64, 512, 1024)).mean(1)
 
     return step
@@ -521,11 +523,7 @@ def rays_through_a_field(gpu: StandIn) -> Step:
     )
     x = numbers(1_048_576, 64)
 
-    def loss() -> Tensor:
-        with gpu.compiled():
-            return field(x).square().mean()
-
-    return trainer(field, loss)
+    return trainer(field, gpu.compiled(lambda: field(x).square().mean()))
 
 
 @control()
@@ -561,11 +559,7 @@ def scores_counted_on_the_device(gpu: StandIn) -> Step:
 def a_compiled_transformer(gpu: StandIn) -> Step:
     model, x = placed(nn.Sequential(*(Block(2048, 16) for _ in range(4)))), numbers(8, 1024, 2048)
 
-    def loss() -> Tensor:
-        with gpu.compiled():
-            return (model(x) - x).square().mean()
-
-    return trainer(model, loss)
+    return trainer(model, gpu.compiled(lambda: (model(x) - x).square().mean()))
 
 
 @control(timed=False)

@@ -46,15 +46,21 @@ class Language(nn.Module):
 
 
 def placed(module: nn.Module, dtype: torch.dtype = BF16) -> nn.Module:
-    return module.to("meta").to(dtype)
+    return module.to(dtype)
 
 
 def numbers(*size: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(size, device="meta", dtype=dtype)
+    """Random numbers on the device of the program."""
+    made = torch.empty(size, dtype=dtype)
+    if made.is_meta:
+        return made
+    return made.normal_(0.0, 0.02) if dtype.is_floating_point else made.random_(0, 2)
 
 
 def ids(*size: int) -> Tensor:
-    return torch.empty(size, device="meta", dtype=torch.long)
+    """Indices that every table and every class has."""
+    made = torch.empty(size, dtype=torch.long)
+    return made if made.is_meta else made.random_(0, 64)
 
 
 class FusedAdamW:

@@ -143,11 +143,12 @@ def graphed(run: Step) -> Step:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        run()
+        made = run()
 
-    def replay(kept: Step = run) -> None:
+    def replay(kept: Step = run) -> object:
         """The graph holds addresses only: what they point to lives as long as the program that was captured."""
         graph.replay()
+        return made
 
     return replay
 

@@ -157,8 +157,8 @@ def _compiling(cases: list[str]) -> list[str]:
     return [name for name in cases if name in known]
 
 
-def _of_suite(suite: str) -> list[str]:
-    return _asked(f"name for name, case in CASES.items() if case.suite == {suite!r}")
+def _of_suites(suites: list[str]) -> list[str]:
+    return _asked(f"name for name, case in CASES.items() if case.suite in {suites!r}")
 
 
 def _warm_first(args: argparse.Namespace, folder: Path, timing: Phase) -> None:
@@ -197,7 +197,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=400.0, help="seconds for everything")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="toy sizes, to try the control flow")
-    parser.add_argument("--suite", default="planted", help="the tag of the cases to record")
+    parser.add_argument("--suite", nargs="+", default=["planted"], help="tags of the cases to record")
     parser.add_argument("--case-limit", type=float, default=CASE_LIMIT_S, help="seconds for one case")
     parser.add_argument("--cache", type=Path, help="where compiled code is kept (not where compiling is timed)")
     parser.add_argument("--warm", action="store_true", help="only fill the cache, all programs side by side")
@@ -205,7 +205,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--timed-frac", type=float, default=TIMED_FRAC, help="of what is left, for step times")
     parser.add_argument("--cases", nargs="+", help="these alone, in place of a suite")
     args = parser.parse_args()
-    args.cases = args.cases or _of_suite(args.suite)
+    args.cases = args.cases or _of_suites(args.suite)
     return args
 
 

@@ -165,18 +165,27 @@ class StandIn(TorchFunctionMode):
         with self._mark("stream", number=number):
             yield
 
-    @contextmanager
-    def graph(self) -> Iterator[None]:
-        """Everything inside is the replay of one captured CUDA graph."""
-        with self._mark("graph"):
-            yield
+    def graphed(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        """The function captured as one CUDA graph, and replayed."""
 
-    @contextmanager
-    def compiled(self, name: str = "0/0") -> Iterator[None]:
-        """Light ops inside are fused into one generated kernel wherever they follow each other."""
-        with record_function(f"Torch-Compiled Region: {name}"), record_function("## Call CompiledFxGraph fabc ##"), \
-                self._mark("fused"):  # fmt: skip
-            yield
+        def replayed() -> Any:
+            with self._mark("graph"):
+                return run()
+
+        return replayed
+
+    def compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The function compiled: light ops that follow each other are generated kernels."""
+
+        def called(*args: Any) -> Any:
+            with (
+                record_function("Torch-Compiled Region: 0/0"),
+                record_function("## Call CompiledFxGraph fabc ##"),
+                self._mark("fused"),
+            ):
+                return run(*args)
+
+        return called
 
     def collective(self, name: str, tensor: Tensor, *, overlap: bool = False, late_ms: float = 0.0) -> None:
         """A collective among eight ranks on its own stream; without ``overlap`` the compute stream waits for it."""
@@ -407,14 +416,14 @@ class _Player:
             self._kernel(name, 1.3 + both / (1.6e6 if strided else 2.7e6), {}, max(numbers) / 1024)
 
     def _turned(self, node: _Node, kernel: str, dtype: str, width: int) -> None:
-        """cuDNN's Tensor Core kernels want channels last: what is not is turned before."""
-        strides = node.args.get("Input Strides") or []
-        shapes = node.args.get("Input Dims") or []
-        at = 0 if kernel == "conv" else 1
-        if len(shapes) <= at or len(shapes[at]) != 4 or len(strides) <= at or dtype == "float":
+        """cuDNN's Tensor Core kernels want channels last, which a network has if its weights have it (meta tensors lose
+        the layout of what is computed): else pictures are turned before each of its kernels."""
+        strides, shapes = (node.args.get(name) or [] for name in ("Input Strides", "Input Dims"))
+        picture, weight = (0, 1) if kernel == "conv" else (1, 2)
+        if len(shapes) <= weight or len(shapes[picture]) != 4 or len(strides) <= weight or dtype == "float":
             return
-        if strides[at] and strides[at][1] != 1 and shapes[at][1] > 1:
-            size = math.prod(shapes[at]) * width
+        if strides[weight][1] != 1 and shapes[weight][1] > 1:
+            size = math.prod(shapes[picture]) * width
             name = "void cudnn::ops::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float, false, true>"
             self._kernel(name, 1.5 + 2 * size / 1.8e6, {}, size / 4096)
 
