@@ -167,15 +167,16 @@ class Cluster:
     def group(self, num_ranks: int, stride: int = 1, *, alone: bool = False) -> Group:
         """Ranks ``0, stride, 2·stride, …``, laid out in the order of devices; siblings run beside it unless ``alone``.
 
-        Tensor parallelism of 8 is ``group(8)``; data parallelism outside it ``group(128, stride=8)``.
+        Tensor parallelism of 8 is ``group(8)``; data parallelism outside it ``group(128, stride=8)``. Where the stride
+        does not divide a host or a domain, the fullest counts, as in ``group_of``: the first one.
         """
         if num_ranks < 1 or stride < 1 or (num_ranks - 1) * stride >= self.num_devices:
             raise HardwareError(
                 f"{self.name}: {num_ranks} ranks with stride {stride} need {(num_ranks - 1) * stride + 1} devices;"
                 f" it has {self.num_devices}"
             )
-        per_host = _inside(num_ranks, stride, self.devices_per_host)
-        per_domain = max(per_host, _inside(num_ranks, stride, self.domain_size))
+        per_host = min(num_ranks, -(-self.devices_per_host // stride))
+        per_domain = max(per_host, min(num_ranks, -(-self.domain_size // stride)))
         sharing = 1 if alone else max(1, self.devices_per_host // per_host)
         return Group(num_ranks=num_ranks, per_host=per_host, per_domain=per_domain, num_sharing=sharing)
 
@@ -203,11 +204,6 @@ NUMBERS = (
     "scale_out.num_nics", "scale_out.nic_bandwidth_bytes_per_s", "scale_out.latency_s", "scale_out.num_rails",
     "scale_out.num_levels", "scale_out.oversubscription", "scale_out.reduces_in_switch",
 )  # fmt: skip
-
-
-def _inside(num_ranks: int, stride: int, size: int) -> int:
-    """How many of the strided ranks fall into one box of ``size`` consecutive devices."""
-    return min(num_ranks, max(1, size // stride))
 
 
 def _fullest(members: list[int], size: int) -> int:

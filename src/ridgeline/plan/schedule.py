@@ -121,8 +121,8 @@ def _dual_pipe(pp: int, num_micro: int, vp: int) -> Schedule:
         )
     half = num_micro // 2
     feeds = [(d, m) for m in range(half) for d in (0, 1)]
-    limit = [pp + 1] * pp
-    made = _greedy(pp, half, lambda s: feeds, limit, 2, True)
+    # Backward first holds about `pp` micro-batches; the limit of the paper, one more, binds from some 20 stages on.
+    made = _greedy(pp, half, lambda s: feeds, [pp + 1] * pp, 2, True)
     return Schedule(made, 2, True, True)
 
 

@@ -93,6 +93,14 @@ def test_groups_know_how_many_ranks_share_a_host() -> None:
     assert found.group(16).num_hosts == 2
 
 
+@pytest.mark.parametrize(("num_ranks", "stride"), [(5, 3), (4, 5), (9, 7), (2, 9), (6, 16), (9, 16), (3, 40), (1, 3)])
+@pytest.mark.parametrize("name", ["h100-sxm*64", "gb200-nvl72*2"])
+def test_a_stride_that_divides_no_host_counts_the_fullest_host_and_domain(name, num_ranks, stride) -> None:
+    found = cluster(name)
+    if (num_ranks - 1) * stride < found.num_devices:
+        assert found.group(num_ranks, stride) == found.group_of(range(0, num_ranks * stride, stride))
+
+
 def test_a_rack_is_one_domain_of_many_hosts() -> None:
     group = cluster("gb200-nvl72*2").group(144)
     assert (group.per_host, group.per_domain, group.num_domains, group.num_hosts) == (4, 72, 2, 36)

@@ -84,6 +84,12 @@ def test_dual_pipe_has_as_many_micro_batches_under_way_as_it_has_stages():
     assert [max(in_flight(order, False)) for order in made.orders] == [4] * 4
 
 
+def test_a_deep_dual_pipe_never_holds_more_than_one_micro_batch_beyond_its_stages():
+    """Without the limit, two stages of twenty would hold 22."""
+    made = schedule("dualpipe", 20, 74)
+    assert max(max(in_flight(order, False)) for order in made.orders) == 21
+
+
 def test_the_second_chunk_of_a_dual_pipe_runs_through_the_stages_backward():
     made = schedule("dualpipe", 4, 16)
     assert [made.position(stage, 0) for stage in range(4)] == [0, 1, 2, 3]
