@@ -765,6 +765,18 @@ def dash(
 
 
 @app.command()
+def schema(
+    command: Annotated[str, typer.Argument(help="Command; without one, those that have a schema.")] = "",
+) -> None:
+    """Print the JSON schema of what a command prints with --json."""
+    folder = Path(__file__).parent / "schemas"
+    known = sorted(path.stem for path in folder.glob("*.json"))
+    if command and command not in known:
+        raise InputError(f"no schema {command!r}{nearest(command, known)}")
+    print((folder / f"{command}.json").read_text(encoding="utf-8").strip() if command else "\n".join(known))
+
+
+@app.command()
 def price(
     device: Annotated[str, typer.Argument(help="Device, with changes if you like: 'h200 sms=160 hbm_bandwidth=2x'.")],
     assume: Annotated[list[str] | None, typer.Option("--assume", help="An assumption: margin=0.5.")] = None,
