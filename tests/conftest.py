@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -67,6 +68,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not _has_cuda():
         pytest.skip("no CUDA device")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_objects() -> None:
+    """Recordings collect garbage, which takes half a second with all that libraries made; it is set aside."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 import warnings
@@ -36,15 +35,6 @@ from ridgeline.optimizer.backend import compiled
 CPU = torch.device("cpu")
 AT = SimpleNamespace(device=CPU, executor=TapeExecutor, exact=True)
 pytestmark = pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly", "ignore::RuntimeWarning")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _few_objects() -> Iterator[None]:
-    """Recordings collect garbage, which takes as long as there are objects."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
