@@ -1,9 +1,13 @@
-"""What each process of a parallel training test runs: cases in turn, losses written by the first rank."""
+"""The processes of a parallel training test: forked, so that torch is imported once, they run cases in turn.
+
+The first rank writes the losses.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -77,7 +81,7 @@ def main(folder: Path, out: Path) -> None:
     for name, case in json.loads((folder / "cases.json").read_text()).items():
         try:
             found[name] = losses_of(folder, case)
-        except Exception:  # the others wait for this rank: end it at once, and torchrun ends them
+        except Exception:  # the others wait for this rank: end it at once, and its parent ends them
             print(f"case {name!r}:", file=sys.stderr)
             traceback.print_exc()
             sys.stderr.flush()
@@ -88,5 +92,34 @@ def main(folder: Path, out: Path) -> None:
     dist.destroy_process_group()
 
 
+def fork(folder: Path, out: Path, num: int) -> int:
+    """Run ``num`` ranks with the environment that torchrun gives them; 1 if one fails, 0 otherwise."""
+    port, told = os.pipe()
+    children = set[int]()
+    for rank in range(num):  # before the store has threads, which a child would not have
+        if child := os.fork():
+            children.add(child)
+            continue
+        code = 1
+        try:
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.read(port, 5).decode(), "RANK": str(rank),
+                           "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num), "LOCAL_WORLD_SIZE": str(num),
+                           "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+            main(folder, out)
+            code = 0
+        finally:
+            os._exit(code)
+    store = dist.TCPStore("127.0.0.1", 0, num, is_master=True, wait_for_workers=False)
+    os.write(told, f"{store.port:05}".encode() * num)
+    while children:
+        child, status = os.wait()
+        children.discard(child)
+        if status:
+            for each in children:
+                os.kill(each, signal.SIGKILL)
+            return 1
+    return 0
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(fork(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

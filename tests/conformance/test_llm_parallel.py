@@ -50,8 +50,8 @@ def _run(folder: Path, cases: dict[str, dict[str, Any]], ranks: int) -> dict[str
     llm_ranks.make_files(folder)
     (folder / "cases.json").write_text(json.dumps(cases))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root / "src")}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-               str(root / "tests/conformance/llm_ranks.py"), str(folder), str(folder / "losses.json")]  # fmt: skip
+    command = [sys.executable, str(root / "tests/conformance/llm_ranks.py"), str(folder), str(folder / "losses.json"),
+               str(ranks)]  # fmt: skip
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-6000:]
     found: dict[str, list[float]] = json.loads((folder / "losses.json").read_text())

@@ -25,7 +25,7 @@ def test_importing_ridgeline_is_enough_for_torch_compile():
         "fast = torch.compile(model, backend='ridgeline'); x = torch.randn(2, 8)\n"
         "assert torch.allclose(fast(x), model(x), atol=1e-6); assert 'ridgeline.optimizer.backend' in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=1800)
 
 
 def test_the_backend_is_found_after_pytorch_looked_for_others():
@@ -37,4 +37,4 @@ def test_the_backend_is_found_after_pytorch_looked_for_others():
         "fast = torch.compile(torch.nn.ReLU(), backend='ridgeline', options={'compiler': 'none'})\n"
         "assert float(fast(torch.ones(1))) == 1\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=1800)

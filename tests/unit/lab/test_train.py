@@ -35,7 +35,7 @@ def test_whoever_is_named_first_has_the_device_first(tmp_path: Path) -> None:
     holder.give()
     holder.file.close()
     for thread in threads:
-        thread.join(timeout=300)
+        thread.join(timeout=1800)
     assert served == [1, 2, 3]
 
 

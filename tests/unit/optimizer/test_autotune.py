@@ -49,7 +49,7 @@ def test_a_way_that_cannot_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_plans_are_made_beside_each_other_without_gradients_and_one_that_fails_stops_nobody() -> None:
-    together, made = threading.Barrier(2, timeout=300), []
+    together, made = threading.Barrier(2, timeout=1800), []
 
     def plan(name: str) -> None:
         together.wait()

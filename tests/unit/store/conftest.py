@@ -36,7 +36,7 @@ def run_as_user(command: list[str]) -> None:
     """Postgres refuses to run as root: then its own user runs it."""
     if os.geteuid() == 0:
         command = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *command]
-    subprocess.run(command, check=True, capture_output=True, timeout=120, cwd="/")
+    subprocess.run(command, check=True, capture_output=True, timeout=1800, cwd="/")
 
 
 @pytest.fixture(scope="session")

@@ -129,7 +129,7 @@ with Store(sys.argv[1]) as store:
 
 def test_four_processes_write_at_once_and_nothing_is_lost_or_doubled(url):
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, url, str(n % 2)]) for n in range(4)]
-    assert [writer.wait(timeout=120) for writer in writers] == [0, 0, 0, 0]
+    assert [writer.wait(timeout=1800) for writer in writers] == [0, 0, 0, 0]
     with Store(url) as store:
         (study,) = store.studies()
         assert store.table(study.id)["x"].tolist() == list(range(400))

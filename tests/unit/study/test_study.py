@@ -155,7 +155,7 @@ def test_killed_three_times_and_resumed_the_table_is_the_same(tmp_path, sampler)
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{source}", "OMP_NUM_THREADS": "1"}
     for number in (1, 0, 3):
         done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "s.db"), str(number), sampler], env=env,
-                              timeout=120, check=False)  # fmt: skip
+                              timeout=1800, check=False)  # fmt: skip
         assert done.returncode == -signal.SIGKILL
     namespace: dict[str, object] = {}
     exec(SPEC, namespace)

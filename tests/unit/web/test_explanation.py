@@ -155,7 +155,7 @@ def test_text_of_charts_keeps_its_size_in_a_narrow_window(tmp_path, width):
     path = write_explanation(replace(found, findings=(promised,), replay=slowed), tmp_path / "r.html")
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     command = ["chromium", *options, f"--window-size={width},900", "--dump-dom", path.as_uri()]
-    drawn = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    drawn = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True).stdout
     assert 'data-drawn="yes"' in drawn
     found = re.findall(r'id="(?:flame|roofline|memory)"><svg viewBox="0 0 (\d+) ', drawn)
     assert len(found) == 3 and all(0.75 * width < int(each) < width for each in found)

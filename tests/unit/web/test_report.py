@@ -154,7 +154,7 @@ def _dom(page: str, folder: Path, script: str = "") -> str:
         [str(CHROMIUM), *flags, "--virtual-time-budget=3000", "--dump-dom", path.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1800,
         check=True,
     )
     return done.stdout
