@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # optimizers and sharding import it when they are made, which every rank would do again
 import torch.distributed as dist
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel
 
 from ridgeline.llm.data.tokens import write_token_file
 from ridgeline.llm.train.settings import Settings
