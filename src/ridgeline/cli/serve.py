@@ -139,12 +139,11 @@ def _progress() -> Any:
 
 def _sweep(model: str, on: str, load: Load, slo: Slo, wanted: Wanted, asked: Serving) -> tuple[Candidate, ...]:
     """The same deployment at other loads: closed loops of growing concurrency, and the one that was asked for."""
-    from ridgeline.sim.serving.search import CONCURRENCIES, KEPT_FRAC, ROUNDS
+    from ridgeline.sim.serving.search import CONCURRENCIES, KEPT_FRAC
 
     points: list[Candidate] = []
     for concurrency in sorted({*CONCURRENCIES[:9], asked.served.workload.concurrency} - {0}):
-        num = max(8, ROUNDS * concurrency)
-        work = closed(concurrency, load.isl, load.osl, num=num, ratio=load.ratio, seed=load.seed)
+        work = closed(concurrency, load.isl, load.osl, ratio=load.ratio, seed=load.seed)
         is_asked = concurrency == asked.served.workload.concurrency
         made = asked if is_asked else serve(model, on, work, slo, **asdict(wanted))
         found, deployment = made.metrics, made.served.deployment

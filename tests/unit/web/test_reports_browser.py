@@ -34,13 +34,13 @@ def _plans(path: Path) -> None:
 
 
 def _serve(path: Path) -> None:
-    served, found = rl.serve("llama3-8b", "h200*1", closed(16, 256, 64))
+    made = rl.serve("llama3-8b", "h200*1", closed(16, 256, 64))
     points = [_candidate(num) for num in (1, 2, 4, 8, 16, 32, 64)]
-    write_served("llama3-8b on h200", served, found, points, path)
+    write_served("llama3-8b on h200", made.served, made.metrics, points, path)
 
 
 def _candidate(concurrency: int) -> Candidate:
-    _, found = rl.serve("llama3-8b", "h200*1", closed(concurrency, 128, 16))
+    found = rl.serve("llama3-8b", "h200*1", closed(concurrency, 128, 16)).metrics
     return Candidate(title="this", precision="bf16", num_devices=1, concurrency=concurrency, found=found, keeps=True)
 
 

@@ -16,8 +16,6 @@ from ridgeline.sim.serving.simulate import Deployment, Pool, simulate
 from ridgeline.sim.serving.workload import Workload, closed, opened
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-ROUNDS = 3
-"""Requests a slot in the sweeps of a search: enough to be past the first burst."""
 KEPT_FRAC = 0.95
 """Share of requests that must keep the SLO."""
 
@@ -152,7 +150,7 @@ def _by_concurrency(made: Anatomy, on: str, need: Need, wanted: Wanted) -> list[
     deployment: Deployment
 
     def at(concurrency: int) -> Candidate:
-        work = closed(concurrency, need.isl, need.osl, num=max(8, ROUNDS * concurrency), ratio=need.ratio)
+        work = closed(concurrency, need.isl, need.osl, ratio=need.ratio)
         found[concurrency] = _tried(deployment, work, need, wanted, concurrency, 1)
         return found[concurrency]
 
@@ -196,7 +194,7 @@ def _by_replicas(made: Anatomy, on: str, need: Need, wanted: Wanted) -> list[Can
 
     def keeps(replicas: int) -> bool:
         if need.users:
-            work = closed(need.users, need.isl, need.osl, num=max(8, ROUNDS * need.users), ratio=need.ratio)
+            work = closed(need.users, need.isl, need.osl, ratio=need.ratio)
         else:
             work = opened(need.rate_per_s, need.isl, need.osl, num=_enough(need), burst=need.burst, ratio=need.ratio)
         prefill = one.prefill and Pool(one.prefill.layout, one.prefill.replicas * replicas)
