@@ -124,7 +124,8 @@ def _page(title: str, kind: str, body: Sequence[str]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html.escape(title)} · Ridgeline</title>\n<style>\n{asset('report.css')}{asset('explain.css')}"
-        "#table td { white-space: normal; overflow-wrap: anywhere; max-width: none; }\n</style>\n</head>\n<body>\n"
+        "#table td { white-space: normal; overflow-wrap: anywhere; max-width: none; }\n"
+        "#table td:first-child, #table td:last-child { min-width: 200px; }\n</style>\n</head>\n<body>\n"
         f'<header><div class="wrap head"><div><div class="brand">Ridgeline <span>{html.escape(kind)}</span></div>'
         f"{_tag('h1', title)}</div></div></header>\n"
         f'<main class="wrap"><section class="panel">\n{chr(10).join(body)}\n</section></main>\n</body>\n</html>\n'

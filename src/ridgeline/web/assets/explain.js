@@ -206,7 +206,7 @@ function drawTimeline() {
   }
 }
 function drawTicks(g, x, width, height) {
-  const span = view.to - view.from, raw = span / 8, power = 10 ** Math.floor(Math.log10(raw));
+  const span = view.to - view.from, raw = span / Math.max(2, Math.min(8, Math.floor((width - LEFT) / 70))), power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw);
   g.strokeStyle = color("--line"); g.fillStyle = color("--dim"); g.textBaseline = "top";
   for (let t = Math.ceil(view.from / step) * step; t <= view.to; t += step) {

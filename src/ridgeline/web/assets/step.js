@@ -132,7 +132,8 @@ function timeline() {
     }
   });
   g.fillStyle = css("--dim");
-  for (let i = 0, n = numTicks(w); i <= n; i++) { const v = view.from + (view.to - view.from) * i / n; g.fillText(seconds(v), Math.min(w - 50, x(v)), h - 6); }
+  for (let i = 0, n = numTicks(w); i <= n; i++) { const v = view.from + (view.to - view.from) * i / n; g.textAlign = ["left", ...Array(n - 1).fill("center"), "right"][i]; g.fillText(seconds(v), x(v), h - 6); }
+  g.textAlign = "left";
   timeline.at = (px, py) => {
     const s = Math.floor(py / row), v = view.from + (px - left) / (w - left - 6) * (view.to - view.from), lane = lanes[s];
     const i = lane ? lane.start.findIndex((start, k) => start <= v && v <= lane.end[k]) : -1;
