@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -110,11 +111,13 @@ def spans_of(prediction: Prediction) -> Iterator[Span]:
     alone = prediction.device.kind != "gpu"  # the processor runs the program itself: nothing is launched
     if alone:
         clock, coef = _Clock(), coef | {"gap_s": 0.0, "launch_s": 0.0}
+    done = Counter[int]()  # runs of each node of a block: of compiled ones the first and the last stand apart
     for block, group in groupby(prediction.lines, key=lambda line: line.block):
         lines = [replace(line, host_s=0.0) if alone else line for line in group]
-        for iteration in range(lines[0].times if block else 1):
+        for _ in range(lines[0].times if block else 1):
             for line in lines:
-                yield from _spans_of_line(line, iteration, clock, coef, Span)
+                yield from _spans_of_line(line, done[id(line.node)], clock, coef, Span)
+                done[id(line.node)] += 1
 
 
 def _spans_of_line(line: Line, iteration: int, clock: _Clock, coef: Coef, span: type[Span]) -> Iterator[Span]:
