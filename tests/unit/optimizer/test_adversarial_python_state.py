@@ -155,7 +155,7 @@ def test_what_hangs_on_its_rounding_is_not_computed_in_another_order() -> None:
         return ((4e4 + x) + 6e4) - 1e5
 
     verdict = prover.judge(otherwise)
-    assert not verdict and "hangs on its rounding" in verdict.reason
+    assert not verdict and "amplifies rounding" in verdict.reason
 
 
 @pytest.mark.parametrize("off", [5e-6, 5e-5])

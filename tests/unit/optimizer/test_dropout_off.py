@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ridgeline.optimizer.search.dropout_off import stilled
+from ridgeline.optimizer.search.dropout_off import dropout_off
 
 
 class Block(nn.Module):
@@ -23,7 +23,7 @@ class Block(nn.Module):
 
 def test_all_rates_are_zero_inside_and_as_they_were_after() -> None:
     block = Block()
-    with stilled(block) as num:
+    with dropout_off(block) as num:
         assert num == 4
         assert (block.drop.p, block.hidden_dropout_prob, block.config.attention_dropout, block.attention.dropout) == (
             0.0, 0.0, 0.0, 0.0,
@@ -36,8 +36,8 @@ def test_all_rates_are_zero_inside_and_as_they_were_after() -> None:
 
 def test_a_failure_inside_puts_them_back() -> None:
     model = nn.Sequential(nn.Dropout(0.5))
-    with pytest.raises(RuntimeError), stilled(model):
+    with pytest.raises(RuntimeError), dropout_off(model):
         raise RuntimeError
     assert model[0].p == 0.5
-    with stilled(nn.Linear(2, 2)) as num:
+    with dropout_off(nn.Linear(2, 2)) as num:
         assert num == 0

@@ -254,11 +254,11 @@ def test_few_rounds_that_cannot_tell_put_nothing_aside_that_seems_ahead_of_eager
 def test_a_rival_takes_the_place_of_a_winner_that_strays(monkeypatch: Any) -> None:
     case = {"eager": 8e-3, "torch.compile": 5e-3, "ours": 4e-3}
 
-    def strays(search: Search) -> None:
+    def diverges(search: Search) -> None:
         assert search.best.candidate.name == "ours"
-        search.reject("strays in training")
+        search.reject("diverges in training")
 
-    monkeypatch.setattr(searching, "prove_in_training", strays)
+    monkeypatch.setattr(searching, "prove_in_training", diverges)
     found = _outcome(monkeypatch, _quiet(random.Random(2)), case, 120.0)
     assert found.built.candidate.name == "torch.compile"
     assert next(entry for entry in found.receipt.entries if entry.name == "ours").status == "wrong"
@@ -398,7 +398,7 @@ def test_a_receipt_says_of_a_recording_that_it_was_not_replayed(monkeypatch: Any
     case = {"eager": 8e-3, "graph": 8e-3, "torch.compile": 9e-3}
     found = _outcome(monkeypatch, itertools.repeat(1.0), case, 60.0)
     reason = next(entry.reason for entry in found.receipt.entries if entry.name == "graph")
-    assert reason.endswith("recorded, and not replayed: a result of an earlier step is still held")
+    assert reason.endswith("captured, and not replayed: a result of an earlier step is still held")
     monkeypatch.setattr(Contestant, "replays", 10, raising=False)
     found = _outcome(monkeypatch, itertools.repeat(1.0), case, 60.0)
     assert "not replayed" not in next(entry.reason for entry in found.receipt.entries if entry.name == "graph")

@@ -325,7 +325,7 @@ def test_torch_compile_that_leads_late_is_tried_past_its_guards(
     monkeypatch.setattr(searching.Track, "race", raced)
     for module in (searching, last_race):
         monkeypatch.setattr(module, "Shortcut", type(lambda: None))
-    monkeypatch.setattr(LastRace, "feels_guards", lambda self, timed: True)
+    monkeypatch.setattr(LastRace, "guards_matter", lambda self, timed: True)
     monkeypatch.setattr(Search, "race", lambda self, built: race(
         self.track, {self.best.candidate.name: self.best, built.candidate.name: built}, 0.2))  # fmt: skip
     twice = lambda model: lambda x: (clock.sleep(1e-3), model.layer(x))[1]

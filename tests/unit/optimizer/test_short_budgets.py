@@ -24,7 +24,7 @@ from ridgeline.optimizer.search.budget import Budget
 from ridgeline.optimizer.search.builds import Builds, family_of
 from ridgeline.optimizer.search.candidate import Built, Candidate
 from ridgeline.optimizer.search.facts import DEFAULT_BUDGET_S, IMPORTS_S, STOCK, Facts, Proposal
-from ridgeline.optimizer.search.forecast import MOST_A_CALL, Forecast, forecast
+from ridgeline.optimizer.search.forecast import Forecast, forecast
 from ridgeline.optimizer.search.last_race import LastRace
 from ridgeline.optimizer.search.order import Stages
 from ridgeline.optimizer.search.problem import Problem
@@ -166,7 +166,7 @@ def test_guards_are_taken_away_a_second_late_and_not_three(monkeypatch: Any, lat
                             device=torch.device("cuda"), budget_s=5.0))  # fmt: skip
     monkeypatch.setattr(Budget, "left_s", lambda budget: -late_s)
     search.best = Built(Candidate(name=STOCK), search.problem.model, Report(), build_s=2.0)
-    assert LastRace(search).feels_guards(Timed((1e-3,) * 6)) == made
+    assert LastRace(search).guards_matter(Timed((1e-3,) * 6)) == made
 
 
 def test_what_is_not_reached_is_skipped_in_words(monkeypatch: Any) -> None:
@@ -245,4 +245,4 @@ def test_one_call_that_starts_thousands_of_kernels_is_one_call_to_a_compiler() -
     model, x = nn.LSTM(8, 8, num_layers=2), torch.randn(300, 2, 8)
     found = forecast(model, Inputs((x,)), "infer", None, device)
     assert isinstance(found, Forecast) and found.num_kernels > 500
-    assert found.num_seen is not None and found.num_seen <= 2 * MOST_A_CALL * 2
+    assert found.num_seen is not None and found.num_seen <= 2 * 5 * 2

@@ -12,7 +12,7 @@ from torch import nn
 
 from ridgeline.engine.example_inputs import Inputs, State
 from ridgeline.optimizer.search import prepare
-from ridgeline.optimizer.search.dropout_off import stilled
+from ridgeline.optimizer.search.dropout_off import dropout_off
 from ridgeline.optimizer.search.judge import Prover, Subject
 from ridgeline.optimizer.search.loss import Loss
 from ridgeline.optimizer.search.problem import Problem
@@ -114,7 +114,7 @@ def test_a_gradient_that_is_rounding_may_be_other_rounding_and_nothing_else_may(
     torch.manual_seed(3)
     subject = Subject(model, Inputs((torch.randn(32, 8),)), "train", Loss(None), State(model))
     prover = Prover(subject, random=True, num_draws=16)
-    assert prover._rounded() == {"gradient of layer.bias"}
+    assert prover._rounding_noise() == {"gradient of layer.bias"}
     assert prover.judge(lambda x: model(x, noise=5.0)), "another kernel's rounding"
     assert not prover.judge(lambda x: model(x, noise=1e3)), "more than rounding"
     assert not prover.judge(lambda x: model(x, scale=3.0)), "a mistake"
@@ -146,6 +146,6 @@ def test_paths_of_torchvision_are_stilled() -> None:
             self.p = 0.2
 
     model = nn.Sequential(StochasticDepth(), nn.Dropout(0.1))
-    with stilled(model) as num:
+    with dropout_off(model) as num:
         assert num == 2 and model[0].p == 0.0 and model[1].p == 0.0
     assert model[0].p == 0.2

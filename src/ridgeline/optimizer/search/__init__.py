@@ -1,1 +1,1 @@
-"""The search: candidates in stages, timed, judged, accepted or rejected."""
+"""The search of ``optimize``: stages propose candidates, which are built, timed, proved and accepted or rejected."""

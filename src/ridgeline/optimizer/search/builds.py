@@ -1,4 +1,4 @@
-"""Candidates built on what was compiled before them."""
+"""Builds candidates, and reuses what was compiled for earlier ones."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 def family_of(candidate: Candidate) -> Candidate:
-    """What was compiled for a candidate: all of it but its recording."""
+    """The part of a candidate that determines compilation: everything but its capture."""
     return replace(candidate, name="", graphed=False, tries_convolutions=False, grows=False, guesses=False)
 
 
 def _kept(device: torch.device) -> tuple[int, int]:
-    """Bytes in use and reserved without the workspaces of products, which come back with the next of them.
+    """Bytes in use and reserved, without cuBLAS workspaces, which the next GEMM allocates again.
 
-    Those of eager are in what rests beside it: counted once more, 67 MB, they kept torch.compile from a small model.
+    Eager's workspaces are part of the baseline: counted twice, their 67 MB kept torch.compile from a small model.
     """
-    reserved = reserved_bytes(device)  # which gives them back
+    reserved = reserved_bytes(device)  # also frees the workspaces
     return held_bytes(device), reserved
 
 
 class Builds:
-    """What was compiled and traced so far in one search."""
+    """Everything compiled and traced so far in one search."""
 
     def __init__(self, search: Search) -> None:
         self.search = search
@@ -42,7 +42,7 @@ class Builds:
         self.traces = Traces()
 
     def built(self, candidate: Candidate) -> Built:
-        """Made on top of what was compiled before, if only the graph differs; what is compiled is kept for that."""
+        """Build a candidate, reusing the compiled code of its family if only the capture differs."""
         family = family_of(candidate)
         if candidate.compiles and family not in self.families:
             self.families[family] = self.made(replace(candidate, graphed=False, tries_convolutions=False), None)
@@ -53,7 +53,7 @@ class Builds:
         return built
 
     def made(self, candidate: Candidate, base: Built | None) -> Built:
-        """A candidate made, and what it keeps of the device's memory."""
+        """Build a candidate and measure the device memory it keeps."""
         problem = self.search.problem
         before = _kept(problem.device)
         built = build(candidate, problem.model, problem.inputs, problem.mode, base=base, loss=problem.loss,
@@ -61,24 +61,24 @@ class Builds:
         self.search.track.restore()
         after = _kept(problem.device)
         kept, grown = (now - was for now, was in zip(after, before, strict=True))
-        if candidate.graphed:  # a graph's pool is reserved, and its blocks count as free between replays
+        if candidate.graphed:  # a graph's pool stays reserved, and its blocks count as free between replays
             kept, built.reserved_bytes = max(kept, grown), self.search.memory.base_reserved + grown
         built.kept_bytes = max(0, kept) + (base.kept_bytes if base else 0)
         return built
 
     def regrown(self, built: Built) -> Built:
-        """Recorded once more, into ranges that grow, which have no gaps between segments of other sizes."""
+        """Capture again into expandable segments, which leave no gaps between segments of other sizes."""
         first, base = built.reserved_bytes, self.families.get(family_of(built.candidate))
         built.release()
         try:
             again = self.made(replace(built.candidate, grows=True), base)
-        except Exception as error:  # an allocator that cannot: as it was
-            self.search.notes.append(f"{built.candidate.name}: no memory that grows: {why_failed(error)}")
+        except Exception as error:  # the allocator has no expandable segments: capture as before
+            self.search.notes.append(f"{built.candidate.name}: no expandable segments: {why_failed(error)}")
             self.search.track.restore()
             again = self.made(built.candidate, base)
         else:
-            told = f"{first / 1e9:.2f} GB, {again.reserved_bytes / 1e9:.2f} in ranges that grow"
-            self.search.notes.append(f"{built.candidate.name}: recorded once more for its memory: {told}")
+            told = f"{first / 1e9:.2f} GB, {again.reserved_bytes / 1e9:.2f} in expandable segments"
+            self.search.notes.append(f"{built.candidate.name}: captured once more to save memory: {told}")
         again.build_s = built.build_s
         return again
 
@@ -86,16 +86,17 @@ class Builds:
         problem = self.search.problem
         try:
             capture_again(built, problem.model, problem.inputs, problem.mode, problem.loss)
-        except Exception as error:  # judged as it is, it fails its race, with this as the reason
+        except Exception as error:  # the candidate then fails its race, with this as the reason
             self.search.notes.append(f"{built.candidate.name} could not be captured again: {why_failed(error)}")
         finally:
             self.search.track.restore()
 
     def records_made(self, proposal: Proposal) -> bool:
-        """Whether it is what was compiled before or the best so far, recorded: a second that takes the host out.
+        """Whether a candidate only captures what was compiled before or the best so far, which takes about a second.
 
-        Whatever time is left: SegFormer compiled took 13.8 ms for 5.8 of kernels, and lost to what took 9.3 for want of
-        that second (H200). In training a recording takes memory and steps, so that the best alone is.
+        Such candidates are built whatever time is left: SegFormer compiled took 13.8 ms for 5.8 ms of kernels and lost
+        to a candidate of 9.3 ms because it was not captured (H200). In training a capture takes memory and steps, so
+        only the best is captured.
         """
         candidate = proposal.candidate
         made = candidate.graphed and candidate.compiles and family_of(candidate) in self.families
@@ -103,6 +104,6 @@ class Builds:
         return made or self.records_best(candidate)
 
     def records_best(self, candidate: Candidate) -> bool:
-        """Whether it is the best so far, recorded."""
+        """Whether a candidate is the best so far, captured."""
         bare = replace(family_of(candidate), name=self.search.best.candidate.name)
         return candidate.graphed and bare == replace(self.search.best.candidate, tries_convolutions=False)

@@ -1,4 +1,4 @@
-"""One way to run a model faster: what it changes, how it is built, and how it is switched on and off."""
+"""A candidate: what it changes in a model, how it is built, and how it is released."""
 
 from __future__ import annotations
 
@@ -39,23 +39,16 @@ from ridgeline.optimizer.search.blocks import Group, groups
 from ridgeline.optimizer.search.redundant_arguments import simplified
 
 Call = Callable[..., Any]
-COMPILERS = ("none", "stock", "stock-pieces", "stock-autotune", "inductor", "inductor-autotune")
-LAYOUTS = ("keep", "channels_last")
 RECOMPILE_LIMIT = 64
 MOST_VARIANTS = 6
-"""Graphs that blocks of one kind may need: shifted windows, first and last ones, graph breaks."""
-MOST_TRIED = 3
-"""Algorithms of a convolution that are timed for training, of ten by default: a channels-last step of EfficientNet took
-48 s of a budget of 50 to try them all (81 convolutions, three passes each), a U-Net's 20 s."""
-TUNING = ("max_autotune_pointwise", "coordinate_descent_tuning")
-"""Options of Inductor that have it time the kernels it generates."""
+"""Graphs that blocks of one kind may need: shifted windows, first and last blocks, graph breaks."""
 ACTIVATION_BUDGET = "activation_memory_budget"
-"""The share of activations a compiled training step may keep; what is beyond is recomputed."""
+"""Inductor's option for the share of activations that a compiled training step keeps; the rest is recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What is changed. ``stock`` is ``torch.compile`` as anyone gets it; ``blocks`` compiles repeated blocks once."""
+    """A candidate. ``stock`` is plain ``torch.compile``; scope ``blocks`` compiles repeated blocks once."""
 
     name: str
     rewrites: tuple[str, ...] = ()
@@ -63,14 +56,14 @@ class Candidate:
     options: tuple[tuple[str, Any], ...] = ()
     graphed: bool = False
     layout: str = "keep"
-    substituted: tuple[str, ...] = ()  # parts of the model that kernels are put in place of
+    substituted: tuple[str, ...] = ()  # parts of the model replaced by kernels of ours
     scope: str = "model"
-    unmasked: bool = False  # masks that hide nothing are left out, and looked at before every call
-    tries_convolutions: bool = False  # cuDNN times its algorithms before one is recorded
-    narrow: tuple[tuple[str, str], ...] = ()  # linear layers in fewer bits, and their formats
-    straight: bool = False  # the compiled graph is called without its guards, where it is one
-    grows: bool = False  # recorded into memory that grows, which has no gaps between segments
-    guesses: bool = False  # values that the host reads are taken to be what they were, and compared by every replay
+    unmasked: bool = False  # drops masks that hide nothing, after checking their values in every call
+    tries_convolutions: bool = False  # cuDNN times its algorithms before the capture
+    narrow: tuple[tuple[str, str], ...] = ()  # quantized linear layers and their formats
+    straight: bool = False  # the compiled graph is called without its guards, if it is a single graph
+    grows: bool = False  # captured into expandable segments
+    guesses: bool = False  # values read by the host are assumed unchanged, and compared after every replay
 
     @property
     def compiles(self) -> bool:
@@ -78,34 +71,35 @@ class Candidate:
 
     @property
     def needs_clone(self) -> bool:
-        """Whether forwards or weights of single modules are replaced, which happens on a clone of the model."""
+        """Whether it replaces forwards or weights of single modules, which happens on a clone of the model."""
         return bool(self.substituted) or self.layout != "keep" or (self.compiles and self.scope == "blocks")
 
     @property
     def holds_places(self) -> bool:
-        """Whether it knows weights by their addresses, and has to be made again where they have moved."""
+        """Whether it depends on the addresses of weights, and must be captured again after they moved."""
         return self.graphed or self.straight
 
     @property
     def is_stock(self) -> bool:
-        """Whether what runs is what torch.compile makes: its own, or the same past its guards."""
+        """Whether it runs the code of torch.compile with default settings, with or without its guards."""
         same = self.compiler == "inductor" and self.scope == "model" and self.layout == "keep"
         return self.compiler == "stock" or (same and not (self.rewrites or self.options or self.narrow))
 
     @property
     def tunes(self) -> bool:
-        """Whether a compiler times ways to compute while it makes this: nobody knows before for how long."""
-        return self.compiler.endswith("autotune") or any(dict(self.options).get(name) for name in TUNING)
+        """Whether a compiler benchmarks alternatives while building it, which takes an unpredictable time."""
+        generated = ("max_autotune_pointwise", "coordinate_descent_tuning")
+        return self.compiler.endswith("autotune") or any(dict(self.options).get(name) for name in generated)
 
     @property
     def complexity(self) -> int:
-        """How much is done to the model; of two that are equally fast, the simpler is returned."""
-        ladder = {"none": 0, "stock": 2, "stock-pieces": 4, "stock-autotune": 4, "inductor": 3, "inductor-autotune": 5}
-        made = 10 * ladder[self.compiler] + 5 * bool(self.rewrites) + 4 * bool(self.substituted)
+        """How much it changes the model; of two equally fast candidates the simpler one is returned."""
+        cost = {"none": 0, "stock": 2, "stock-pieces": 4, "stock-autotune": 4, "inductor": 3, "inductor-autotune": 5}
+        made = 10 * cost[self.compiler] + 5 * bool(self.rewrites) + 4 * bool(self.substituted)
         return made + 2 * self.graphed + (self.layout != "keep") + 100 * bool(self.narrow)
 
     def formats(self) -> dict[str, int]:
-        """How many layers have each format."""
+        """The number of layers per format."""
         return dict(Counter(format for _, format in self.narrow))
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,16 +114,16 @@ class Candidate:
         return cls(**{**found, **tuples, "options": options, "narrow": narrow})
 
     def changes(self, matched: Mapping[str, int] | None = None) -> list[str]:
-        """What it does, in words, in the order in which it is done; ``matched`` is how often each rewrite did."""
+        """Its changes in words, in the order of their application; ``matched`` counts the matches of each rewrite."""
         compiler = {
             "none": "",
             "stock": "torch.compile, default settings",
-            "stock-pieces": 'torch.compile, mode="reduce-overhead": its graphs recorded one by one, results copied',
+            "stock-pieces": 'torch.compile, mode="reduce-overhead": its graphs captured one by one, results copied',
             "stock-autotune": 'torch.compile, mode="max-autotune", results copied',
             "inductor": "lowered by Inductor",
-            "inductor-autotune": "lowered by Inductor, products tuned",
+            "inductor-autotune": "lowered by Inductor, GEMMs tuned",
         }[self.compiler]
-        found = ["masks that hide nothing left out, after a look at them in every call"] if self.unmasked else []
+        found = ["masks that hide nothing left out, after a check of them in every call"] if self.unmasked else []
         found += ["convolution weights channels last"] if self.layout != "keep" else []
         found += ["cuDNN's algorithms timed"] if self.tries_convolutions else []
         found += [f"our kernels in place of {', '.join(self.substituted)}"] if self.substituted else []
@@ -140,54 +134,54 @@ class Candidate:
             found += [f"rewrites: {named}" if named else "rewrites" if matched is None else "no rewrite matched"]
         found += [compiler + (", repeated blocks once" if self.scope == "blocks" else "")] if compiler else []
         past = self.straight and not self.graphed
-        found += ["called past the compiler's guards, the model watched instead"] if past else []
-        guessed = ", values that the host reads guessed and compared" if self.guesses else ""
+        found += ["called past the compiler's guards, our guard check instead"] if past else []
+        guessed = ", values read by the host guessed and compared" if self.guesses else ""
         return found + ([f"the whole call as one CUDA graph{guessed}"] if self.graphed else []) or ["nothing"]
 
 
 @dataclass(slots=True)
 class Built:
-    """A candidate ready to be called. Nothing of it is on the model itself, but for rewrites' packed weights."""
+    """A candidate ready to be called. It leaves nothing on the model itself but the packed weights of rewrites."""
 
     candidate: Candidate
     call: Call
     report: Report
     build_s: float = 0.0
     kept_bytes: int = 0
-    reserved_bytes: int = 0  # of a graph: what its pool and everything else needs, gaps included
-    inner: Call | None = None  # what is called or was captured, without what stands before it
-    places: tuple[int, ...] = ()  # where the weights were when it was captured
-    bank: Bank | None = None  # weights in fewer bits
-    laid: LaidWeights | None = None  # convolution weights channels last, of a clone's own
+    reserved_bytes: int = 0  # of a graph: its pool and everything else, gaps included
+    inner: Call | None = None  # the call before wrappers and capture
+    places: tuple[int, ...] = ()  # addresses of the weights at capture
+    bank: Bank | None = None  # quantized weights
+    laid: LaidWeights | None = None  # channels-last copies of convolution weights
 
     @contextlib.contextmanager
     def switched(self) -> Iterator[Call]:
-        """The call, for whoever times contenders."""
+        """The call, as the timing harness wants it."""
         yield self.call
 
     def moved(self, model: nn.Module) -> bool:
-        """Whether weights are elsewhere than when the graph was captured."""
+        """Whether weights have moved since the capture."""
         return self.places != places_of(model)
 
     def release(self) -> None:
-        """Let go of the captured graph and its memory; what was compiled stays."""
+        """Release the captured graph and its memory; compiled code stays."""
         if self.candidate.graphed:
             self.call = _gone
 
     def forget_trials(self) -> None:
-        """Let go of recordings that were made where a proof's inputs lay."""
+        """Release captures that were made for the inputs of a proof."""
         for call in (self.call, getattr(self.call, "call", None)):
             if isinstance(call, Graphed):
                 call.forget_others()
 
     def undo(self) -> None:
-        """Give back everything: weights' places, captured graphs, compiled code."""
+        """Release everything: packed weights, captured graphs, compiled code."""
         self.report.undo()
         self.call, self.inner = _gone, None
 
 
 def _gone(*args: Any, **kwargs: Any) -> Any:
-    raise OptimizeError("this candidate was taken apart after it lost")
+    raise OptimizeError("this candidate was released after it lost")
 
 
 def places_of(model: nn.Module) -> tuple[int, ...]:
@@ -204,10 +198,10 @@ def build(
     loss: Call | None = None,
     traces: Traces | None = None,
 ) -> Built:
-    """Make a candidate and run it once, so that everything lazy about it is done. The inputs may be written to.
+    """Build a candidate and run it once, so that all lazy initialization is done. Inputs may be written to.
 
-    ``base`` is a candidate that differs in nothing but the graph: what it compiled is used again. ``traces`` are those
-    of candidates before, which differ in what was done to them.
+    ``base`` is a built candidate that differs only in the capture: its compiled code is reused. ``traces`` hold the
+    tracer's results of earlier candidates.
     """
     began = time.perf_counter()
     built = Built(candidate, model, base.report if base else Report())
@@ -246,7 +240,7 @@ def build(
 
 
 class Unmasked:
-    """A call without the masks that hide nothing; where one does hide something, the model itself."""
+    """Calls a candidate without masks that hide nothing; if one does hide something, calls the model itself."""
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
         found = simplified(model, inputs.args, inputs.kwargs)
@@ -262,7 +256,7 @@ class Unmasked:
         if isinstance(self.call, Graphed) and self.call.is_pure:
             with self.lock:
                 answer = self.holds.asked(args, kwargs)
-                if answer is not None:  # what changes nothing outside may start before the masks are known
+                if answer is not None:  # a call without side effects may start before the answer is known
                     result = self._bare(args, kwargs)
                     return result if answer() else self.model(*args, **kwargs)
         if not self.holds(args, kwargs):
@@ -276,7 +270,7 @@ class Unmasked:
 
 
 def _callee(built: Built, model: nn.Module, mode: str) -> nn.Module:
-    """The model, or a clone of it with the candidate's kernels and layouts in place."""
+    """The model, or a clone of it with the candidate's kernels and layouts."""
     candidate = built.candidate
     if not candidate.needs_clone:
         return model
@@ -290,11 +284,11 @@ def _callee(built: Built, model: nn.Module, mode: str) -> nn.Module:
 
 @contextlib.contextmanager
 def timed_convolutions(most: int | None) -> Iterator[None]:
-    """cuDNN times its algorithms, or the first so many of those that it proposes."""
+    """Let cuDNN time its algorithms, all of them or the first ``most`` of its heuristics."""
     library = torch.backends.cudnn
     kept, limit = library.benchmark, library.benchmark_limit
     library.benchmark = True
-    if most is not None and limit is not None:  # none without cuDNN
+    if most is not None and limit is not None:  # None without cuDNN
         library.benchmark_limit = most
     try:
         yield
@@ -305,7 +299,7 @@ def timed_convolutions(most: int | None) -> Iterator[None]:
 
 
 def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
-    """The same graph over weights that are elsewhere now; what lays weights its own way does so before."""
+    """Capture the same graph again after weights have moved."""
     unmasked = Unmasked(model, inputs) if built.candidate.unmasked else None
     with _quiet():
         run_once(model if built.inner is None else built.inner, unmasked.inputs if unmasked else inputs, mode)
@@ -314,11 +308,13 @@ def capture_again(built: Built, model: nn.Module, inputs: Inputs, mode: str, los
 
 
 def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None) -> None:
-    """Record the call; afterwards the graph needs only the weights where they were."""
+    """Capture the call; afterwards the graph needs only the weights at their addresses."""
     ready, call = inputs.reused(), built.call
     if isinstance(call, nn.Module) and call is not model:
         call = _in_python(call)
-    limit = MOST_TRIED if mode == "train" else None
+    # Of cuDNN's ten algorithms three are timed in training: a channels-last step of EfficientNet took 48 s of a budget
+    # of 50 to time them all (81 convolutions, three passes each), a U-Net's 20 s.
+    limit = 3 if mode == "train" else None
     timed = timed_convolutions(limit) if built.candidate.tries_convolutions else contextlib.nullcontext()
     with timed, torch.set_grad_enabled(mode != "infer"):
         if mode == "infer":
@@ -329,7 +325,7 @@ def _capture(built: Built, model: nn.Module, inputs: Inputs, mode: str, loss: Ca
 
 
 def _in_python(clone: nn.Module) -> Call:
-    """A clone as a call whose Python may be looked at while it is recorded."""
+    """A clone as a plain Python function, which the capture may trace."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return clone(*args, **kwargs)
@@ -339,7 +335,7 @@ def _in_python(clone: nn.Module) -> Call:
 
 
 def _straighten(built: Built, model: nn.Module, inputs: Inputs) -> None:
-    """Past the guards where the call is one graph; where it is not, as it is."""
+    """Call the compiled graph past its guards, if it is a single graph."""
     ready = inputs.reused()
     with contextlib.suppress(NotGraphable):
         built.call = shortcut(built.call, ready.args, dict(ready.kwargs), model)
@@ -347,7 +343,7 @@ def _straighten(built: Built, model: nn.Module, inputs: Inputs) -> None:
 
 
 def _run_first(built: Built, inputs: Inputs, mode: str) -> None:
-    """The call that compiles; what stock torch.compile could not trace is counted, as our own backend does itself."""
+    """Make the call that compiles, and count graph breaks and recompilations of stock torch.compile."""
     broken = torch._dynamo.utils.counters["graph_break"]
     before = dict(broken)
     with _budgeted(built.candidate):
@@ -361,7 +357,7 @@ def _run_first(built: Built, inputs: Inputs, mode: str) -> None:
 
 
 def _num_graphs() -> int:
-    """Graphs that PyTorch's tracer has handed to compilers so far."""
+    """The number of graphs that Dynamo has handed to compilers so far."""
     return int(torch._dynamo.utils.counters["stats"].get("unique_graphs", 0))
 
 
@@ -376,7 +372,7 @@ def _budgeted(candidate: Candidate) -> Iterator[None]:
 
 
 def run_once(call: Call, inputs: Inputs, mode: str) -> None:
-    """A call, and in training its backward, which is compiled when it is first asked for; gradients are left alone."""
+    """One call, and in training its backward, which compiles lazily; ``.grad`` is left alone."""
     ready = inputs.reused()
     with torch.set_grad_enabled(mode != "infer"):
         output = call(*ready.args, **ready.kwargs)
@@ -388,7 +384,7 @@ def run_once(call: Call, inputs: Inputs, mode: str) -> None:
 
 
 def _leaves_behind(outputs: list[Any]) -> list[Any]:
-    """The tensors that gradients would be accumulated into."""
+    """The leaf tensors that a backward would accumulate gradients into."""
     found, waiting, seen = [], [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None], set()
     while waiting:
         node = waiting.pop()
@@ -402,7 +398,7 @@ def _leaves_behind(outputs: list[Any]) -> list[Any]:
 
 
 class Traces:
-    """What was traced of one model, by what was handed to the tracer: all candidates of a search share it."""
+    """Traced functions by what was traced, shared by all candidates of a search."""
 
     def __init__(self) -> None:
         self._found: dict[Any, Traced] = {}
@@ -422,8 +418,9 @@ def _compiled(built: Built, callee: nn.Module, traces: Traces) -> Call:
         _forget_sizes()
     if candidate.compiler == "stock":
         return torch.compile(callee)
-    if candidate.compiler in _RECORDING:
-        return _owned(torch.compile(callee, mode=_RECORDING[candidate.compiler]))
+    modes = {"stock-pieces": "reduce-overhead", "stock-autotune": "max-autotune"}  # these capture graph by graph
+    if candidate.compiler in modes:
+        return _owned(torch.compile(callee, mode=modes[candidate.compiler]))
     chosen: dict[str, Any] = {"rewrites": candidate.rewrites, "compiler": candidate.compiler, "report": report}
     options = {key: value for key, value in candidate.options if key != ACTIVATION_BUDGET}
     options |= {"narrow": built.bank} if built.bank is not None else {}
@@ -434,34 +431,29 @@ def _compiled(built: Built, callee: nn.Module, traces: Traces) -> Call:
             return traced.lowered(options=options, **chosen)
 
         return compile_blocks(callee, runner, report)
-    same = ("model", candidate.layout, candidate.substituted)  # equal clones share what was traced of the first
+    same = ("model", candidate.layout, candidate.substituted)  # equal clones share one trace
     return traces.of(same, lambda: callee).lowered(options=options, **chosen)
 
 
-_RECORDING = {"stock-pieces": "reduce-overhead", "stock-autotune": "max-autotune"}
-"""Modes of torch.compile that record its graphs one by one."""
-
-
 def _owned(call: Call) -> Call:
-    """A call whose results are its caller's: those of PyTorch's own recordings lie where the next call writes."""
+    """A call that clones its results: the next replay of PyTorch's own CUDA graphs overwrites them."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
         found = call(*args, **kwargs)
         flat, spec = tree_flatten(found)
         if sum(isinstance(each, torch.Tensor) for each in flat) != sum(1 for _ in leaves(found)):
-            raise OptimizeError("results are inside of objects, where PyTorch's recordings would write over them")
+            raise OptimizeError("results are inside of objects, where PyTorch's CUDA graphs would overwrite them")
         return tree_unflatten([each.clone() if isinstance(each, torch.Tensor) else each for each in flat], spec)
 
     return run
 
 
 def _forget_sizes() -> None:
-    """Have PyTorch's tracer forget the sizes it met, so that torch.compile is what it is in a new process.
+    """Clear the shapes that Dynamo remembers, so that torch.compile behaves as in a new process.
 
-    Sizes that differ from those of an earlier call are compiled as variables, into slower code; and functions are told
-    apart by file, line and name alone, so that one model's sizes are taken for another's where both are executed as
-    text (``<string>``, line 13, ``forward``).
+    A size that differs from an earlier call is compiled as dynamic, into slower code. Dynamo identifies functions by
+    file, line and name alone, so two models executed as text (``<string>``, line 13, ``forward``) share their sizes.
     """
     forget = getattr(sys.modules.get("torch._dynamo.pgo"), "reset_code_state", None)
     if forget is not None:
@@ -471,7 +463,7 @@ def _forget_sizes() -> None:
 def compile_blocks(
     clone: nn.Module, compiler: Callable[[Group], Call], report: Report | None = None
 ) -> nn.Module:
-    """Puts what ``compiler`` makes of each kind of block in place of the forwards of a clone's repeated blocks."""
+    """Replace the forwards of a clone's repeated blocks by what ``compiler`` makes of each kind of block."""
     found = groups(clone)
     for group in found:
         run = compiler(group)
@@ -485,7 +477,7 @@ def _block_forward(run: Call, block: nn.Module, path: str, most_graphs: int, rep
     place, laid = Place(block), entry_of(block)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        # Blocks that look alike and are not (they ask for their number, say) would be compiled one by one.
+        # Blocks that look equal but differ (by a layer number, say) would be compiled one by one.
         if report is not None and report.graphs > most_graphs:
             raise OptimizeError(f"blocks of one kind are compiled to more than {MOST_VARIANTS} graphs")
         with in_block(path):
@@ -497,10 +489,10 @@ def _block_forward(run: Call, block: nn.Module, path: str, most_graphs: int, rep
 
 
 def _block_runner(kind: type[nn.Module]) -> Call:
-    """A function of its own for each kind of block, so that the compiler's variants of one do not fill the other's.
+    """A separate function per kind of block, so that the compiled variants of one do not fill the cache of another.
 
-    It stands among the globals of the block's own code: what a tracer meets in another module it imports by that
-    module's name, and a file that was run rather than imported has none.
+    It gets the globals of the block's own code: a tracer imports what it meets in another module by that module's
+    name, which a script has not.
     """
 
     own = kind.forward
@@ -517,10 +509,7 @@ def _block_runner(kind: type[nn.Module]) -> Call:
 
 
 def _is_opaque(kind: type[nn.Module]) -> bool:
-    """Whether a tracer was told to put calls of this class into graphs as they are: it then reads no method of it.
-
-    Diffusers says so of its blocks, which were left as they are for it.
-    """
+    """Whether Dynamo was told to put calls of this class into graphs untraced, as Diffusers does for its blocks."""
     from torch._dynamo import trace_rules
 
     asked = getattr(trace_rules, "is_callable_allowed", None)
@@ -529,7 +518,7 @@ def _is_opaque(kind: type[nn.Module]) -> bool:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Compilers warn about what a search does on purpose, and print what they tune."""
+    """Silence the warnings of compilers and their tuning tables."""
     kept = _printing(False)
     try:
         with warnings.catch_warnings():
@@ -540,11 +529,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _printing(wanted: bool) -> bool:
-    """Whether Inductor prints its tuning tables; says what was set before. Importing it for that would take seconds.
+    """Set whether Inductor prints its tuning tables, without importing it; returns what was set before.
 
-    Its settings stay as they are: all of them are in the names under which it keeps what it compiled. With another one
-    a search found nothing of what anybody's torch.compile had left on disk (31.6 s for a detector, 8.4 for the same
-    from disk, H200), nor others anything of the search's.
+    No configuration is changed, because all of it is part of the key of Inductor's disk cache: with another setting a
+    search would find nothing that a plain torch.compile left on disk (31.6 s for a detector, 8.4 with the cache, H200).
     """
     select_algorithm: Any = sys.modules.get("torch._inductor.select_algorithm")
     if select_algorithm is None:

@@ -1,7 +1,7 @@
-"""A model without its dice: every rate of dropout at zero, so that a random model can be compared number by number.
+"""Turns dropout off, so that a random model can be compared element by element.
 
-Means and spreads of a few dozen runs notice a gradient that is a fifth off and not one that is a twentieth off. With
-all rates at zero the same candidate, built once more, is judged like any other.
+Means and spreads of a few dozen runs detect a gradient that is off by a fifth, but not one that is off by a twentieth.
+With all rates at zero the same candidate, built once more, is judged like any other.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import nn
 
 
 @contextmanager
-def stilled(model: nn.Module) -> Iterator[int]:
-    """Inside, the rates of dropout that modules and their configurations hold are zero; how many were not."""
+def dropout_off(model: nn.Module) -> Iterator[int]:
+    """Set all dropout rates of modules and their configurations to zero; yields how many were not."""
     kept = [(owner, name, value) for owner in _owners(model) for name, value in list(vars(owner).items())
             if _is_rate(owner, name, value)]  # fmt: skip
     try:

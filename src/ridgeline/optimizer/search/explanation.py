@@ -1,4 +1,4 @@
-"""Why torch.compile is where it is, and what is left between the result and the floor."""
+"""Explains in a receipt why torch.compile is slower than the result, and what separates the result from the floor."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from ridgeline.units import show_bytes, show_seconds
 
 STOCK = "torch.compile"
 NOTICEABLE = 1.03
-MASK_WORDS = ("mask",)
 
 
 def explanations(receipt: Receipt, inputs: Inputs) -> Iterator[str]:
-    """Sentences about torch.compile: what it lost to, and by what."""
+    """Sentences on what torch.compile loses to the result."""
     stock = _entry(receipt, STOCK)
     if stock is None or stock.measured_s is None:
         if stock is not None:
@@ -37,13 +36,11 @@ def explanations(receipt: Receipt, inputs: Inputs) -> Iterator[str]:
 
 
 def _host(receipt: Receipt, stock: Entry) -> Iterator[str]:
+    """Host overhead: guards and launches that a CUDA graph of the same code saves."""
     graphed = _entry(receipt, f"{STOCK} + graph")
-    if (
-        graphed is not None
-        and graphed.measured_s
-        and stock.measured_s
-        and graphed.measured_s * NOTICEABLE < stock.measured_s
-    ):
+    if graphed is None or not graphed.measured_s or not stock.measured_s:
+        return
+    if graphed.measured_s * NOTICEABLE < stock.measured_s:
         saved_s = stock.measured_s - graphed.measured_s
         yield f"host: the same code replayed as one CUDA graph saves {show_seconds(saved_s)} of guards and launches"
 
@@ -61,21 +58,21 @@ def _recompiles(stock: Entry) -> Iterator[str]:
 
 
 def _attention(receipt: Receipt) -> Iterator[str]:
-    """Whether its attention runs by another kernel than the result's, or by none made for it."""
+    """An attention kernel slower than the result's, or none at all."""
     found = next((region for region in receipt.regions if region.name == "attention"), None)
     if found is None or found.num_stock is None:
         return
     ways = ((found.eager_s, found.eager_kernel), (found.final_s, found.final_kernel))
     best_s, best = min((way for way in ways if way[1]), default=(0.0, ""))
     if best and not found.num_stock:
-        yield f"attention: no attention kernel; its products and softmax run apart, where {best} does them in one"
+        yield f"attention: no attention kernel; its GEMMs and softmax run separately, where {best} fuses them"
     elif best and (found.stock_s or 0.0) > 1.1 * best_s and found.stock_kernel != best:
         yield (f"attention: {found.stock_kernel} takes {show_seconds(found.stock_s or 0.0)} where {best} takes "
                f"{show_seconds(best_s)}: a mask that is a tensor leaves only kernels that read one")  # fmt: skip
 
 
 def _against_eager(receipt: Receipt) -> Iterator[str]:
-    """Where it is slower than eager itself: the kinds of kernels that take longer, or more of them."""
+    """Kinds of kernels for which torch.compile takes longer than eager."""
     known = [region for region in receipt.regions if region.stock_s is not None]
     for region in sorted(known, key=lambda each: each.eager_s - (each.stock_s or 0.0))[:2]:
         more_s = (region.stock_s or 0.0) - region.eager_s
@@ -86,13 +83,13 @@ def _against_eager(receipt: Receipt) -> Iterator[str]:
 
 
 def _mask(receipt: Receipt, stock: Entry, inputs: Inputs) -> Iterator[str]:
-    """Eager Hugging Face models look at a padding mask and drop it when nothing is padded; traced code cannot look."""
+    """A padding mask that hides nothing: eager Hugging Face models check its values and drop it, traced code cannot."""
     if stock.measured_s is None or stock.measured_s <= receipt.eager_s * NOTICEABLE:
         return
     for name, tensor in inputs.named():
-        if any(word in name for word in MASK_WORDS) and tensor.dim() == 2 and bool((tensor != 0).all()):
-            yield (f"mask: {name} masks nothing; eager code looks at its values and drops it, traced code cannot look, "
-                   "keeps a mask for every query and key, and loses the attention kernel that takes none")  # fmt: skip
+        if "mask" in name and tensor.dim() == 2 and bool((tensor != 0).all()):
+            yield (f"mask: {name} masks nothing; eager code checks its values and drops it, traced code cannot, "
+                   "keeps a full mask and loses the attention kernel without one")  # fmt: skip
 
 
 def _memory(receipt: Receipt, stock: Entry) -> Iterator[str]:
@@ -101,7 +98,7 @@ def _memory(receipt: Receipt, stock: Entry) -> Iterator[str]:
 
 
 def _kernels(receipt: Receipt) -> Iterator[str]:
-    """The kinds of kernels that take longer under torch.compile than in the result."""
+    """Kinds of kernels that take longer under torch.compile than in the result."""
     known = [region for region in receipt.regions if region.stock_s is not None]
     worse = sorted(known, key=lambda region: region.final_s - (region.stock_s or 0.0))
     for region in worse[:3]:
@@ -111,7 +108,7 @@ def _kernels(receipt: Receipt) -> Iterator[str]:
 
 
 def remaining(receipt: Receipt) -> Iterator[str]:
-    """What stands between the result and the floor."""
+    """What separates the result from the floor."""
     if receipt.floor_s and receipt.final_s < receipt.floor_s and not receipt.narrowed:
         shown = show_seconds(receipt.floor_s)
         yield f"below the floor of {shown}, which is that of the ops as the model writes them: fused, they move less"
@@ -132,7 +129,7 @@ def remaining(receipt: Receipt) -> Iterator[str]:
 
 
 def _parts(receipt: Receipt) -> Iterator[str]:
-    """The parts of the model that are farthest above their floors, and what would close the gap."""
+    """The parts of the model farthest above their floors, and what would close the gap."""
     known = [(part.final_s - part.floor_s, part) for part in receipt.parts
              if part.final_s is not None and part.floor_s is not None and part.cure]  # fmt: skip
     for gap_s, part in sorted(known, key=lambda pair: -pair[0])[:3]:

@@ -1,4 +1,4 @@
-"""What the cost model says before anything is measured: the floor, who waits for whom, and what could be gained."""
+"""The cost model's forecast before anything is measured: floor, host time, and expected gain by execution."""
 
 from __future__ import annotations
 
@@ -17,16 +17,12 @@ from ridgeline.errors import RidgelineError
 from ridgeline.hardware import Device
 from ridgeline.optimizer.search.blocks import ATTENTION, CONVOLUTIONS, PRODUCTS, REST
 
-EXECUTIONS = ("eager", "cudagraph", "compiled")
 MATRIX_OPS = ("mm", "bmm", "addmm", "matmul", "linear", "baddbmm", "conv")
-MOST_A_CALL = 5
-"""Kernels of one call that a compiler may have to do with: a transposed convolution in pieces starts thousands (2,111
-in one forecast, which priced a single layer at 101 s), and is one call to whoever compiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted seconds by execution, the floor, and the eager step's kernels and host time."""
+    """Predicted seconds by execution, the floor, and kernels and host time of an eager step."""
 
     device: str
     floor_s: float
@@ -38,11 +34,11 @@ class Forecast:
     slowest: tuple[tuple[str, float, float], ...]  # op, expected and floor seconds, largest gap first
     spent_s: float
     floors: tuple[tuple[str, str, float], ...] = ()  # module, kind of kernel, floor seconds
-    num_seen: int | None = None  # kernels, a few at most of every call: what compilers take their time for
+    num_seen: int | None = None  # kernels, at most five per call: what determines compile time
 
     @property
     def host_bound(self) -> bool:
-        """Whether eager waits for the host more than for the device."""
+        """Whether eager's host time exceeds its device time."""
         return self.host_s > self.busy_s
 
     def gain(self, execution: str) -> float:
@@ -53,7 +49,7 @@ class Forecast:
 
 
 def known_device(device: torch.device) -> Device | None:
-    """Our description of a CUDA device, if there is one."""
+    """The description of a CUDA device, if there is one."""
     if device.type != "cuda":
         return None
     from ridgeline.profiler.floors import device_called
@@ -64,13 +60,13 @@ def known_device(device: torch.device) -> Device | None:
 def forecast(
     model: nn.Module, inputs: Inputs, mode: str, loss: Callable[..., Any] | None, device: Device
 ) -> Forecast | str:
-    """The model captured and priced, or why it could not be."""
+    """Capture and price the model; returns the reason if that fails."""
     from ridgeline.capture import capture
 
     began = time.perf_counter()
     try:
         graph = capture(model, inputs.args, dict(inputs.kwargs), mode, optimizer=None, loss=loss)
-        found = {execution: estimate(graph, device, execution) for execution in EXECUTIONS}
+        found = {name: estimate(graph, device, name) for name in ("eager", "cudagraph", "compiled")}
     except Exception as error:  # a model that cannot be captured or priced can still be measured
         kind = "" if isinstance(error, RidgelineError) else f"{type(error).__name__}: "
         return f"not priced: {kind}{str(error).splitlines()[0][:200] if str(error) else ''}"
@@ -83,12 +79,14 @@ def forecast(
         device.name, eager.floor_s, {name: made.expected_s for name, made in found.items()}, eager.busy_s, eager.host_s,
         eager.num_kernels, matrix_s / total_s,
         tuple((str(row["op"]), row["expected_s"], row["floor_s"]) for row in gaps[:5]), time.perf_counter() - began,
-        _floors(eager), sum(min(row.num_kernels, MOST_A_CALL * row.times) for row in eager.rows()),
+        # At most five kernels per call: a transposed convolution in pieces launches thousands (2,111 in one forecast,
+        # which priced a single layer at 101 s), and is one call for a compiler.
+        _floors(eager), sum(min(row.num_kernels, 5 * row.times) for row in eager.rows()),
     )  # fmt: skip
 
 
 def _floors(found: Prediction) -> tuple[tuple[str, str, float], ...]:
-    """Floors by module and the kind of kernel that would do it."""
+    """Floors by module and kind of kernel."""
     sums: dict[tuple[str, str], float] = {}
     for row in found.rows():
         key = (row.module, _kind(row.op))

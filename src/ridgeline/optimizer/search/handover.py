@@ -1,4 +1,4 @@
-"""How the winner is called: with the check of every call's arguments that comes before it."""
+"""Wraps the winner in the drop-in that checks the arguments of every call."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ridgeline.optimizer.search.problem import Problem
 
 
 def as_stock(built: Built) -> bool:
-    """Whether what runs is what torch.compile makes: its own, or what Inductor makes where no rewrite matched."""
+    """Whether what runs is the code of torch.compile: its own, or Inductor's where no rewrite matched."""
     found = built.candidate if built.report.matches else replace(built.candidate, rewrites=())
     return found.is_stock
 
 
 def plans_of(problem: Problem, built: Built) -> list[Plan]:
-    """What the drop-in runs for calls like the one that was optimized; eager needs no plan."""
+    """The plans of the drop-in for calls like the optimized one; eager needs none."""
     if built.candidate.name == "eager":
         return []
     signature = Signature.of(
@@ -31,12 +31,12 @@ def plans_of(problem: Problem, built: Built) -> list[Plan]:
 
 
 def clone_watch(model: nn.Module) -> Watch:
-    """What must not change for a clone of a model to compute what the model does; weights may, which they share."""
+    """Guards on everything but the weights, which a clone shares with its model."""
     return Watch(model, shared_weights=True)
 
 
 def handed(problem: Problem, built: Built, asked: tuple[str, ...] = ()) -> Built:
-    """The candidate as a person will call it, with the look at every call's arguments that comes before it."""
+    """The candidate as the user will call it, behind the guard check of the drop-in."""
     if built.candidate.name == "eager":
         return built
     mode = "inference" if problem.mode == "infer" else "train"

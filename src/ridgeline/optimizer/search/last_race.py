@@ -1,4 +1,4 @@
-"""The winner, eager and torch.compile once more, in turns, as they are handed over; the winner may change here."""
+"""The last race: winner, eager and torch.compile in turns, as they will be called; the winner may change here."""
 
 from __future__ import annotations
 
@@ -29,24 +29,20 @@ if TYPE_CHECKING:
     from ridgeline.optimizer.search.search import Search
 
 
-LOOP_STEPS = 3
-"""Steps in a row of the last race in training: loops start the next step while the device is at the last."""
 LEAST_GAIN_FRAC = 0.01
-"""What a winner must gain over eager in the last race; eager needs no explanation."""
-MOST_GUARDED_S = 5e-3
-"""Calls shorter than this feel the 30 to 50 µs of torch.compile's guards and our look on top of them."""
+"""Least gain of a winner over eager in the last race."""
 SAME_FRAC = 0.98
-"""What torch.compile makes, called past its guards, is taken in its place if it is not behind by more in its race."""
+"""The code of torch.compile called past its guards replaces torch.compile if it is at least this fast in their race."""
 
 
 class LastRace:
-    """The last race of one search."""
+    """The last race of one search: times, hand-over and receipt entries."""
 
     def __init__(self, search: Search) -> None:
         self.search = search
 
     def last_race(self) -> tuple[dict[str, Timed], Built | None]:
-        """Winner, eager and torch.compile once more, in turns; the winner may change here."""
+        """Race winner, eager and torch.compile once more; the winner may change here."""
         search = self.search
         search.recapture()
         search.renew_histories()
@@ -61,9 +57,9 @@ class LastRace:
             if self.overturns(timed):
                 more = search.track.race(runners, budget_s, least_rounds=LAST_ROUNDS)
                 timed = {name: Timed(each.seconds + more[name].seconds) for name, each in timed.items()}
-        except Exception as error:  # what cannot be handed over is out; whoever is left races again
+        except Exception as error:  # reject what fails behind the drop-in, and race again
             search.track.restore()
-            if not self.unseat_broken(why_failed(error)):
+            if not self.reject_broken(why_failed(error)):
                 raise
             return self.last_race()
         looped = self.whole_steps(budget_s)
@@ -72,16 +68,15 @@ class LastRace:
         self.give_way(looped or timed, "the last race, of whole steps," if looped else "the last race", before)
         self.restate(timed)
         tried = AS_IT_IS in search.entries and search.entries[AS_IT_IS].status != SKIPPED
-        if search.best is search.stock and not tried and self.feels_guards(timed[STOCK]):
+        if search.best is search.stock and not tried and self.guards_matter(timed[STOCK]):
             timed |= self.past_guards()
         return timed, search.stock
 
     def overturns(self, timed: dict[str, Timed]) -> bool:
-        """Whether eager would take the place of a winner that was ahead of it beyond noise when it was tried, by what
-        few rounds of a busy machine do not show: then as many again are raced.
+        """Whether eager would replace a winner that was clearly faster when it was tried: then the rounds are doubled.
 
-        Simulated with turns that others slow to 1.5 or 2 times at random: of races of twelve rounds one in ten put
-        eager before what is 1.3 times as fast, and one in five before 1.15 times; with as many again 1.5 and 4 %.
+        Simulated with turns slowed to 1.5 or 2 times at random: of races of twelve rounds one in ten put eager before
+        a winner that is 1.3 times as fast, and one in five before 1.15 times; with twice the rounds 1.5 and 4 %.
         """
         search = self.search
         if search.best is search.eager or (search.entries[search.best.candidate.name].speedup_low or 0.0) <= 1.0:
@@ -90,7 +85,7 @@ class LastRace:
         return not against.faster and (against.ahead or self.hardly_gains(timed))
 
     def show_last(self, timed: dict[str, Timed]) -> None:
-        """Those that were in the last race are shown with what they took there, which is what decides."""
+        """Write the times of the last race into the receipt entries."""
         search = self.search
         for name, each in timed.items():
             gain = compare(timed["eager"], each)
@@ -99,7 +94,7 @@ class LastRace:
                 speedup=gain.speedup, speedup_low=gain.low, speedup_high=gain.high, last=True)  # fmt: skip
 
     def restate(self, timed: dict[str, Timed]) -> None:
-        """Those the winner had beaten when it was tried are behind by what the last race says."""
+        """Update the reasons of those that the winner had beaten, with the times of the last race."""
         search = self.search
         winner = search.best.candidate.name
         for name in timed.keys() - {winner}:
@@ -107,10 +102,10 @@ class LastRace:
                 reason = f"{winner} is {compare(timed[name], timed[winner]).speedup:.2f}× as fast"
                 search.entries[name] = replace(search.entries[name], reason=reason)
 
-    def unseat_broken(self, why: str) -> bool:
-        """Those that can take no turn by themselves are out; where all can, the best, which could not be handed over.
+    def reject_broken(self, why: str) -> bool:
+        """Reject contenders that fail by themselves; if none does, the best, which fails behind the drop-in.
 
-        Whether there was one.
+        Returns whether there was one to reject.
         """
         search = self.search
         suspects = [each for each in (search.best, search.stock) if each is not None and each is not search.eager]
@@ -120,10 +115,10 @@ class LastRace:
         return bool(suspects)
 
     def whole_steps(self, budget_s: float) -> dict[str, Timed]:
-        """The same as a loop runs them, with an update in every step, each as it would be handed over.
+        """Race whole training steps, with the optimizer's update, as a loop runs them and as they will be called.
 
-        Forward and backward alone say little where an update holds up the host too: what hides behind the device's
-        work in one is in everybody's way in the other. Nothing where steps cannot be taken so.
+        Forward and backward alone are not enough if the update takes host time too: host time that is hidden behind
+        device work in one adds up in the other. Empty if such steps fail.
         """
         search = self.search
         built = {each.candidate.name: each for each in (search.eager, search.stock, search.best) if each is not None}
@@ -132,8 +127,9 @@ class LastRace:
         runners = {name: handed(search.problem, each, search.asked) for name, each in built.items()}
         try:
             with updating(search.track, search.problem.optimizer, runners) as (name, updated):
-                found = search.track.race(updated, budget_s, least_rounds=LAST_ROUNDS, least_calls=LOOP_STEPS)
-        except Exception as error:  # no memory for its state, gradients that it does not take
+                # Three steps in a row: a loop launches the next step while the device is at the last.
+                found = search.track.race(updated, budget_s, least_rounds=LAST_ROUNDS, least_calls=3)
+        except Exception as error:  # no memory for the optimizer's state, or unsupported gradients
             search.notes.append(f"whole steps were not compared: {why_failed(error)}")
             return {}
         finally:
@@ -142,21 +138,18 @@ class LastRace:
         search.notes.append(f"whole steps with {name}: {shown}")
         return found
 
-    def feels_guards(self, timed: Timed) -> bool:
-        """Whether torch.compile's guards and our look on top of them show in a call, and its code is made in time.
-
-        What it compiled is remembered: a fraction of that. A second late is well spent; a search of 5 s in a new
-        process, which took eight for what it imported, ends.
-        """
+    def guards_matter(self, timed: Timed) -> bool:
+        """Whether torch.compile's guards on top of ours (30 to 50 µs) matter for a call of this length, and there is
+        time to avoid them: the code is cached, so building takes a fraction of the first time."""
         search = self.search
         budget_s = search.problem.budget_s
         made = search.best.build_s < budget_s and search.budget.left_s() > -LATE_FRAC * budget_s
         inference = search.problem.mode == "infer" and search.problem.device.type == "cuda"
-        return inference and made and timed.median_s < MOST_GUARDED_S
+        return inference and made and timed.median_s < 5e-3
 
     def past_guards(self) -> dict[str, Timed]:
-        """torch.compile's code past its guards in its place, where it came to lead in the last race alone, or where no
-        time was left: a convolution of 1.29 ms was returned 19 µs slower for want of that second (KernelBench 2/11)."""
+        """Try the code of torch.compile past its guards, where torch.compile leads only in the last race or no time
+        was left before: a convolution of 1.29 ms was returned 19 µs slower for want of it (KernelBench 2/11)."""
         search = self.search
         candidate = Candidate(name=AS_IT_IS, compiler="inductor", straight=True)
         built = Built(candidate, search.problem.model, Report())
@@ -164,7 +157,7 @@ class LastRace:
             built = search.builds.built(candidate)
             both = {each.candidate.name: handed(search.problem, each, search.asked) for each in (search.best, built)}
             timed = search.track.race({"eager": search.eager, **both}, search.budget.race_s(), least_rounds=LAST_ROUNDS)
-        except Exception as error:  # what cannot be built or timed changes nothing
+        except Exception as error:  # the result is unchanged
             search.track.restore()
             search.record(built, FAILED, why_failed(error))
             return {}
@@ -181,9 +174,9 @@ class LastRace:
         return timed
 
     def give_way(self, timed: dict[str, Timed], race: str, tried: dict[str, float | None]) -> None:
-        """A rival that is ahead of the winner takes its place: rivals are simpler, and win where a race cannot tell.
+        """Return a rival that is ahead of the winner instead: rivals are simpler, and win where a race is undecided.
 
-        ``tried`` are their speeds over eager from when each was tried.
+        ``tried`` are the speeds over eager at the time each candidate was tried.
         """
         search = self.search
         before, own = search.best.candidate.name, timed[search.best.candidate.name]
@@ -205,14 +198,14 @@ class LastRace:
                 return
 
     def is_itself(self, rival: Built, against: Comparison) -> bool:
-        """Whether the winner is this rival past its guards: as far as the race sees them apart it is noise, and behind
-        our look the rival would be called with its guards on top."""
+        """Whether the winner is this rival called past its guards: a small difference is noise then, and behind the
+        drop-in the rival would be called with its guards on top."""
         search = self.search
         lean = search.best.call.__class__ is Shortcut and as_stock(search.best)
         return lean and rival is search.stock and against.speedup * SAME_FRAC <= 1.0
 
     def hardly_gains(self, timed: dict[str, Timed]) -> bool:
-        """Whether the winner gains so little over eager in the last race that another day it may lose it."""
+        """Whether the winner gains less than 1 % over eager in the last race."""
         search = self.search
         gain = compare(timed["eager"], timed[search.best.candidate.name])
         return max(gain.speedup, gain.undisturbed) < 1.0 + LEAST_GAIN_FRAC
@@ -226,8 +219,8 @@ class LastRace:
 
 
 def _tried(speedup: float | None) -> str:
-    """What a candidate gained when it was tried, before it was called as a person calls it."""
-    return "" if speedup is None else f"; {speedup:.2f}× eager when tried, without our look at every call"
+    """The gain when the candidate was tried, without the drop-in's guard check."""
+    return "" if speedup is None else f"; {speedup:.2f}× eager when tried, without our guard check"
 
 
 def _ahead_by(against: Comparison) -> str:

@@ -1,4 +1,4 @@
-"""What backward starts from when a training step is measured or proved."""
+"""The scalar that backward starts from when a training step is measured or proved."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ridgeline.errors import OptimizeError
 
 
 class Loss:
-    """The caller's loss, the model's own, or a fixed uneven sum of its outputs.
+    """The given loss, else the model's own, else a fixed weighted sum of its outputs.
 
-    Uneven, because the plain mean of a normalized output is constant, and its gradients nothing but rounding errors.
+    Weighted, because the plain mean of a normalized output is constant, and its gradients are rounding errors.
     """
 
     def __init__(self, given: Callable[[Any], Tensor] | None) -> None:
@@ -46,7 +46,7 @@ class Loss:
 
 
 def _differentiable(value: Any) -> Tensor:
-    """What a loss returned, if it is one number that can be differentiated where that is wanted."""
+    """Check that a loss returned a differentiable scalar."""
     if not isinstance(value, Tensor) or value.numel() != 1:
         what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise OptimizeError(f"loss returns {what}: it is a function of the output that returns one number, as a tensor")

@@ -1,4 +1,4 @@
-"""Does training go the same way? A run of steps from the same weights, eager and optimized, loss beside loss."""
+"""Compares loss curves: a run of training steps from the same weights, eager and optimized."""
 
 from __future__ import annotations
 
@@ -18,21 +18,15 @@ from ridgeline.engine.example_inputs import Inputs, State
 Call = Callable[..., Any]
 Step = Callable[[], Tensor]
 STEPS, LEAST_STEPS = 50, 8
-"""Where fifty take longer than what is left of a budget, fewer still tell: the second step shows a wrong first one."""
-LEARNING_RATE, WARM_STEPS = 3e-4, 10
-"""Untrained models may spring away from a full first step, and then show nothing: the rate grows over the first."""
+"""Fewer steps are enough if fifty exceed the budget: the second step already shows a wrong first one."""
+LEARNING_RATE = 3e-4
 TAIL = 10
-"""The last steps are compared by their mean: single steps of a random model differ by their random numbers."""
-PROGRESS_FRAC, LOSS_FRAC = 0.1, 1e-3
-"""How far the mean of the last losses may be from eager's: in shares of what eager gained and of the loss itself,
-beside what chance does to the mean of as many steps."""
-TIMES_NUDGED = 3.0
-"""Times as far from eager as eager is from itself when its weights start one rounding away."""
+"""The last steps are compared by their mean, because single steps of a random model differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """Losses of both runs, and whether the last of them agree; ``nudged`` is eager's from weights a rounding away."""
+    """Losses of both runs; ``nudged`` are eager's from weights perturbed by one rounding step."""
 
     eager: tuple[float, ...]
     found: tuple[float, ...]
@@ -45,12 +39,14 @@ class Tracked:
 
     @property
     def allowed(self) -> float:
+        """A tenth of eager's progress, 0.1 % of its loss, the standard errors of both means, and three times the
+        distance of eager from itself with perturbed weights."""
         gained, scatter = abs(self.eager[0] - _tail(self.eager)), _scatter(self.eager) + _scatter(self.found)
-        return PROGRESS_FRAC * gained + LOSS_FRAC * abs(_tail(self.eager)) + 2 * scatter + TIMES_NUDGED * self.noise
+        return 0.1 * gained + 1e-3 * abs(_tail(self.eager)) + 2 * scatter + 3.0 * self.noise
 
     @property
     def noise(self) -> float:
-        """How far rounding alone takes eager from itself, in the mean of all steps."""
+        """The mean distance of eager's losses from its own with perturbed weights."""
         return statistics.fmean(abs(a - b) for a, b in zip(self.eager, self.nudged, strict=True)) if self.nudged else 0
 
     @property
@@ -58,7 +54,7 @@ class Tracked:
         return all(loss == loss for loss in self.found) and self.apart <= self.allowed
 
     def __str__(self) -> str:
-        beside = f", {self.noise:.2g} of it what rounding does to eager itself" if self.nudged else ""
+        beside = f", {self.noise:.2g} of it rounding noise of eager itself" if self.nudged else ""
         run = f"{len(self.found)} steps of {self.optimizer}: loss {self.eager[0]:.4g} → {_tail(self.eager):.4g} eager"
         apart = f"{self.apart:.2g} apart, {self.allowed:.2g} allowed{beside}"
         return f"{run}, {_tail(self.found):.4g} optimized ({apart})"
@@ -69,7 +65,7 @@ def _tail(losses: Sequence[float]) -> float:
 
 
 def _scatter(losses: Sequence[float]) -> float:
-    """Standard error of the mean of the last steps, their trend taken out."""
+    """Standard error of the mean of the last steps, without their trend."""
     last = losses[-TAIL:]
     steps = [b - a for a, b in pairwise(last)]
     return statistics.pstdev(steps) / (2 * len(last)) ** 0.5 if len(steps) > 1 else 0.0
@@ -78,7 +74,7 @@ def _scatter(losses: Sequence[float]) -> float:
 def track(
     model: nn.Module, call: Call, inputs: Inputs, loss: Callable[[Any], Tensor], state: State, steps: int = STEPS
 ) -> Tracked:
-    """Train eagerly and through ``call`` from the same weights on the same inputs; the weights are put back."""
+    """Train eagerly and through ``call`` from the same weights on the same inputs; the weights are restored."""
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def stepping(each: Call) -> Step:
@@ -95,9 +91,9 @@ def compared(
     steps: int = STEPS,
     optimizer: str = "AdamW",
 ) -> Tracked:
-    """Two ways to take a step, each made anew and run from the same weights, which are put back.
+    """Run two ways to take a step from the same weights, which are restored.
 
-    Where they part, eager is run once more from weights that are one rounding away: what that does is no mistake.
+    If they diverge, eager is run again from weights perturbed by one rounding step, to measure rounding noise.
     """
     kept = [p.detach().clone() for p in parameters]
 
@@ -122,7 +118,8 @@ def _stepping(call: Call, optimizer: torch.optim.Optimizer, inputs: Inputs, loss
         nonlocal taken
         taken += 1
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, taken / WARM_STEPS)
+            # Ten steps of warm-up: an untrained model may diverge from a full first step.
+            group["lr"] = LEARNING_RATE * min(1.0, taken / 10)
         ready = inputs.reused()
         value = loss(call(*ready.args, **ready.kwargs))
         with casts.off():
@@ -136,7 +133,7 @@ def _stepping(call: Call, optimizer: torch.optim.Optimizer, inputs: Inputs, loss
 
 @contextmanager
 def nudged(parameters: list[nn.Parameter], share: float = 0.5, seed: int = 7) -> Iterator[None]:
-    """A share of the weights one rounding away, for as long as it takes to see what that does."""
+    """Perturb a share of the weights by one rounding step inside the context."""
     kept = [p.detach().clone() for p in parameters]
     _nudge(parameters, share, seed)
     try:
@@ -148,7 +145,7 @@ def nudged(parameters: list[nn.Parameter], share: float = 0.5, seed: int = 7) ->
 
 
 def _nudge(parameters: list[nn.Parameter], share: float = 0.5, seed: int = 7) -> None:
-    """Every second weight, on average, or another share of them, to the next number its type has."""
+    """Perturb a random share of the weights upward by one rounding step."""
     with torch.no_grad():
         for parameter in parameters:
             generator = torch.Generator(parameter.device).manual_seed(seed)
@@ -158,7 +155,7 @@ def _nudge(parameters: list[nn.Parameter], share: float = 0.5, seed: int = 7) ->
 
 
 def put_back(parameters: list[nn.Parameter], kept: list[Tensor]) -> None:
-    """Weights as they were, and no gradients."""
+    """Restore weights and clear gradients."""
     with torch.no_grad():
         for parameter, was in zip(parameters, kept, strict=True):
             parameter.copy_(was)

@@ -1,4 +1,4 @@
-"""What a candidate may need of the device's memory."""
+"""Memory limits of a search: what eager needs, and whether a candidate fits."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from ridgeline.optimizer.search.problem import Problem
 if TYPE_CHECKING:
     from ridgeline.optimizer.search.search import Search
 
-MEMORY_SLACK = 1.01
-"""The allocator rounds: a hundredth more is not more."""
 WORKSPACE_BYTES = 32 << 20
-"""What a recording may reserve beyond eager's steps: its copies of the inputs, and segments that are handed out whole.
-Of a step of a few gigabytes it is less than a hundredth."""
+"""What a capture may reserve beyond eager's steps: static inputs, and segments that are allocated whole."""
 
 
 class Memory:
-    """What eager needs, and whether a candidate fits beside the limit."""
+    """Memory that eager needs, and the limit for candidates."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -27,15 +24,15 @@ class Memory:
         self.limit_bytes = problem.memory_limit_bytes
 
     def fits(self, built: Built, peak: int | None) -> bool:
-        """Within the limit; a graph's pool has gaps, and may be what eager's own pool grows to, and no more."""
+        """Whether a candidate is within the limit; a graph's pool, which has gaps, may be as large as eager's pool."""
         if peak is None or not self.limit_bytes:
             return True
         if self.problem.memory_limit_bytes is None and built.candidate.graphed:
             return peak <= self.limit_bytes or built.reserved_bytes <= self.eager_reserved + WORKSPACE_BYTES
-        return peak <= MEMORY_SLACK * self.limit_bytes
+        return peak <= 1.01 * self.limit_bytes  # the allocator rounds up
 
     def outgrows(self, built: Built) -> bool:
-        """Whether a training step's recording reserves more than eager's steps do, gaps included."""
+        """Whether the capture of a training step reserves more than eager's steps do, gaps included."""
         own_limit = self.problem.memory_limit_bytes is None and self.problem.mode == "train"
         recorded = built.candidate.graphed and not built.candidate.grows
         return own_limit and recorded and built.reserved_bytes > self.eager_reserved > 0
@@ -50,7 +47,7 @@ class Memory:
                 f"graphs, {self.eager_reserved / 1e9:.2f} by eager")  # fmt: skip
 
     def tell(self, search: Search) -> None:
-        """A pool is compared with what eager's allocator holds, not with what eager uses of that: say so."""
+        """Note that a graph's pool is compared with what eager's allocator reserves, not with what eager uses of it."""
         peak = search.entries[search.best.candidate.name].peak_bytes
         if search.best.candidate.graphed and peak is not None and self.problem.mode == "train":
             held, eager = search.best.reserved_bytes / 1e9, self.eager_reserved / 1e9

@@ -1,7 +1,7 @@
-"""The stages of a search in their order: what each is for, when it is left out, and what it gains a second.
+"""The stages of a search in their order, with the condition of each and its expected gain per second.
 
 A stage proposes candidates (``stages.py``); the search builds, times and proves each before it asks for the next, so
-that later stages see what earlier ones found. What is left out is recorded with its reason.
+that later stages depend on earlier results. Skipped stages are recorded with the reason.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Reason = Callable[[Proposals, Progress], str]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A named step of a search. ``skip`` says why it is left out, or nothing.
+    """A named stage of a search. ``skip`` returns the reason to skip it, or an empty string.
 
     ``saved_frac`` is the share of eager's time that its candidates save (median of the recorded searches), ``price``
-    the seconds that the first takes to make: stages that have both are sorted by their ratio within short budgets.
+    the seconds that the first takes to build: within short budgets, stages with both are sorted by their ratio.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Stage:
 
 
 def unless(reason: str, applies: Callable[[Proposals], bool]) -> Reason:
-    """A stage is skipped for this reason unless it applies."""
+    """Skip a stage for this reason unless the predicate holds."""
     return lambda make, search: "" if applies(make) else reason
 
 
@@ -48,8 +48,8 @@ def _rewrites_beside_blocks(make: Proposals, search: Progress) -> str:
         return "no block repeats"
     if make.blocks_failed(search):
         return ""
-    # Swin's large images are outside of blocks. A short trace may be what wins: wav2vec2's first and largest layers are
-    # in no block, and were left as they are for want of seven seconds.
+    # Swin's layers on large images are outside of blocks, as are wav2vec2's first and largest layers: a quick trace of
+    # the whole may win.
     quick = make.prices.trace_s("model") <= 0.15 * facts.budget_s
     return "" if facts.mode == "infer" and (facts.grouped_frac < 0.9 or quick) else "blocks are nearly all of the model"
 
@@ -86,7 +86,7 @@ def _rewritten_blocks(make: Proposals, search: Progress) -> str:
 
 
 def _head_fits(make: Proposals) -> bool:
-    # Whisper's step as a whole took 21 s of 55 to compile and kept more than eager does: nothing was left for blocks.
+    # Whisper's whole step took 21 s of 55 to compile and exceeded eager's memory: nothing was left for its blocks.
     both_s = make.prices.whole_s() + make.prices.compile_s("blocks")
     return bool(make.facts.groups) and make.facts.headed and both_s <= 0.5 * make.facts.budget_s
 
@@ -97,10 +97,10 @@ ON_DEVICE = unless("no CUDA device", lambda make: make.facts.cuda)
 FLOOR = "the floor"
 
 FIRST = (
-    # A decoding step is many small products, and a host has no graphs: rewrites bring the most.
+    # A decoding step has many small GEMMs, and a host has no CUDA graphs: rewrites gain the most.
     Stage("rewrites, first", propose.rewrites_as_laid, unless(
         "kernels are captured first", lambda m: (m.facts.has_cache and not m.facts.groups) or not m.facts.cuda)),
-    # A loop over steps: capturing it as it is would take as long as it does.
+    # A loop over steps takes as long to capture as it takes to run.
     Stage("kernels in place of scans", propose.kernels, unless("no scan", lambda m: m.scans())),
     Stage("captured as it is", propose.as_it_is, unless(
         "no CUDA device, or a scan", lambda m: m.facts.cuda and not m.scans())),
@@ -112,14 +112,14 @@ INFERENCE = (
     *FIRST,
     Stage("torch.compile, in a short budget", propose.torch_compile, unless(
         "blocks repeat, or the budget is long", lambda m: m.is_hasty())),
-    # Seconds, and most of what a compiler would bring to a network of convolutions.
+    # Takes seconds, and brings most of what a compiler would bring to a network of convolutions.
     Stage("rewrites of convolutions", propose.rewrites_of_all, unless(
         "no convolutions, or blocks repeat", lambda m: m.facts.has_conv and not m.facts.groups)),
-    # The fastest of every decoding step measured, and what a short budget has to reach.
+    # The fastest candidate of every decoding step measured, which short budgets must reach.
     Stage("rewrites of a decoding step", propose.rewrites_as_laid, unless("no decoding step", lambda m: m.decodes())),
     Stage("rewritten blocks", propose.rewritten_blocks, _rewritten_blocks, 0.47, lambda m: m.prices.trace_s("blocks")),
     Stage("compiled blocks", propose.compiled_blocks, _compiled_blocks, 0.65, lambda m: m.prices.compile_s("blocks")),
-    # A decoding step has few rows to read twice.
+    # A decoding step has few rows to reread.
     Stage("compiled blocks, rows in registers", propose.rows_in_registers, unless("no long rows in blocks", lambda m: (
         bool(m.facts.groups) and m.facts.long_rows and not m.facts.has_cache and m.facts.cuda))),
     Stage("rewrites beside blocks", propose.rewrites_of_all, _rewrites_beside_blocks, 0.52,
@@ -128,16 +128,16 @@ INFERENCE = (
     Stage(FLOOR, propose.nothing),
     Stage("compiled whole", propose.compiled_whole,
           lambda m, s: "blocks repeat" if m.facts.groups else _compiled_whole(m, s)),
-    # torch.compile's share is kept.
+    # The reserve for torch.compile is kept.
     Stage("compiled whole, of which blocks are a part", propose.whole_as_its_blocks, unless(
         "blocks are nearly all of the model", lambda m: bool(m.facts.groups) and m.facts.grouped_frac < 0.9)),
     Stage(STOCK, propose.torch_compile, _torch_compile),
     Stage("compiled whole, of blocks", propose.whole_as_its_blocks, _whole_of_blocks),
     Stage("compiled whole without kernels of ours", propose.without_kernels),
-    # Across blocks, what a compiler was tried on, too.
+    # Rewrites across blocks, also for what was compiled before.
     Stage("rewrites of all", propose.rewrites_of_all, unless("tried before, or a decoding step", lambda m: not (
         m.facts.has_conv and not m.facts.groups) and not m.facts.has_cache)),
-    Stage("tuned", propose.tuned, ON_DEVICE),  # minutes that no price foretells: after what the guarantee rests on
+    Stage("tuned", propose.tuned, ON_DEVICE),  # takes minutes, unpredictably: after everything the guarantee needs
     Stage("blocks without one rewrite", propose.ablated_blocks),
     Stage("the whole without one rewrite", propose.ablated_whole),
     Stage("torch.compile's own tuning", propose.max_autotune, ON_DEVICE),
@@ -145,18 +145,18 @@ INFERENCE = (
 
 TRAINING = (
     *FIRST,
-    # Seconds, and one trace, which what is compiled stands on, too.
+    # Takes seconds and one trace, which compiled candidates reuse.
     Stage("kernels in place of parts", propose.kernels, NO_BLOCKS),
     Stage("rewrites of the whole", propose.rewrites_of_all, NO_BLOCKS),
     Stage("torch.compile, where steps cannot be captured", propose.torch_compile, _torch_compile_early),
     Stage("compiled whole with its head", propose.whole_with_its_head, unless("no large head", _head_fits)),
-    # Before rewritten ones, so that a short budget reaches them: they were the faster in every step measured.
+    # Before rewritten blocks, so that a short budget reaches them: they were faster in every step measured.
     Stage("compiled blocks", propose.compiled_blocks, _compiled_blocks),
     Stage("rewritten blocks", propose.rewritten_blocks, _rewritten_blocks),
     Stage("rewrites beside blocks", propose.rewrites_of_all, _rewrites_beside_blocks),
-    Stage("kernels in place", propose.kernels, BLOCKS),  # rewritten blocks beat them in all steps measured
+    Stage("kernels in place", propose.kernels, BLOCKS),  # rewritten blocks were faster in all steps measured
     Stage(FLOOR, propose.nothing),
-    # The backward doubles what compilers take: torch.compile is measured before all else they make.
+    # The backward doubles compile times: torch.compile is measured before other compiled candidates.
     Stage(STOCK, propose.torch_compile, _torch_compile),
     Stage("compiled whole", propose.compiled_whole, _compiled_whole),
     Stage("blocks without one rewrite, first", propose.ablated_blocks),
@@ -167,18 +167,16 @@ TRAINING = (
     Stage("the whole without one rewrite", propose.ablated_whole),
 )  # fmt: skip
 
-FEW_KERNELS = (Stage("a function of few kernels", propose.few_kernels),)
-
 
 class Stages:
-    """Runs the stages of one search, and records what was left out."""
+    """Runs the stages of one search, and records which were skipped and why."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts, self.make = facts, Proposals(facts)
         self.skipped: list[tuple[str, str]] = []
 
     def proposals(self, search: Progress) -> Iterator[Proposal]:
-        """Candidates in the order in which they are to be tried."""
+        """Candidates in the order in which they are tried."""
         at_floor = False
         for stage in self.order():
             reason = stage.skip(self.make, search)
@@ -191,10 +189,10 @@ class Stages:
             yield from stage.propose(self.make, search)
 
     def order(self) -> Sequence[Stage]:
-        """The stages for this model; in a short budget those with a known gain by what they save a second."""
+        """The stages for this model; within a short budget those with a known gain are sorted by gain per second."""
         facts = self.facts
         if self.is_short:
-            return FEW_KERNELS
+            return (Stage("a function of few kernels", propose.few_kernels),)
         stages = list(INFERENCE if facts.mode == "infer" else TRAINING)
         if facts.mode == "infer" and facts.groups and facts.cuda and facts.budget_s < DEFAULT_BUDGET_S:
             known = [i for i, stage in enumerate(stages) if stage.price is not None]
@@ -205,11 +203,11 @@ class Stages:
 
     @property
     def is_short(self) -> bool:
-        """Whether all there is to compile is one op and what surrounds it."""
+        """Whether there is only one op and its surroundings to compile."""
         return self.make.is_short
 
     def fewer_bits(self, search: Progress, name: str, narrow: tuple[tuple[str, str], ...]) -> Iterator[Proposal]:
-        """Layers in fewer bits: a stage of its own, after all that costs no accuracy."""
+        """Quantized layers: the last stage, after everything that costs no accuracy."""
         return propose.fewer_bits(self.make, search, name, narrow)
 
 

@@ -1,4 +1,4 @@
-"""Before anything is tried: what eager takes, draws and needs, and what the model is made of."""
+"""Prepares a search: times eager, finds out whether it is random and what memory it needs, and collects the facts."""
 
 from __future__ import annotations
 
@@ -41,19 +41,8 @@ if TYPE_CHECKING:
     from ridgeline.optimizer.search.search import Search
 
 
-MOST_SEEDS, SEEDS_S = 32, 1.0
-"""Seeds after which random numbers that never showed are taken for unused, and the seconds for trying them."""
 TRACER = "torch._dynamo"
-MOST_COMPILE_THREADS = 32
-"""What Inductor takes at most by itself."""
-PRICED_FRAC = 0.6
-"""Of the budget, what must be left for a model to be priced: on a slow host the first calls may take seconds."""
-IMPORT_FRAC = 0.25
-"""Of the budget, what a price may take to import: in a new process PyTorch's tracer takes 2.5 s, half of five."""
 UNPRICED = "not priced: what is left of the budget is for candidates"
-LATE_PRICE_S = 0.5
-"""Seconds that must be left for a price once the candidates are done and the tracer is there: 0.25 for the first model
-of a process, 0.2 for 24 layers."""
 
 
 def prepare(search: Search) -> None:
@@ -72,24 +61,27 @@ def prepare(search: Search) -> None:
     even = compare(timed, timed)
     search.record(search.eager, WINNER, "", timed=timed, peak=search.memory.eager_bytes, comparison=even)
     search.steps.append(Step("eager", search.eager_s))
+    # Pricing needs time (on a slow host the first calls took seconds), and imports PyTorch's tracer: 2.5 s in a new
+    # process.
     tracer_s = 0.0 if TRACER in sys.modules else IMPORTS_S[TRACER]
-    if search.budget.left_s() > PRICED_FRAC * problem.budget_s and tracer_s <= IMPORT_FRAC * problem.budget_s:
+    if search.budget.left_s() > 0.6 * problem.budget_s and tracer_s <= 0.25 * problem.budget_s:
         price(search)
     else:
         search.notes.append(UNPRICED)
 
 
 def draws_random(search: Search, before: RandomState) -> bool:
+    """Whether a call draws random numbers."""
     before.restore()
     listen(search)
-    moved = before.moved()  # asked before anything is put back: a model's state is, generators included
+    moved = before.moved()  # before restoring the model, whose state includes generators
     search.track.restore()
     before.restore()
     return moved
 
 
 def listen(search: Search) -> None:
-    """One call, and what the model's code asks in it besides values."""
+    """Make one call, and note what the model's code queries besides tensor values."""
     model, ready = search.problem.model, search.problem.inputs.copied()
     with asking(ready.tensors(), chain(model.parameters(), model.buffers())) as asked:
         search.track.run(model, ready)
@@ -97,22 +89,27 @@ def listen(search: Search) -> None:
 
 
 def results_vary(search: Search, before: RandomState) -> bool:
-    """Whether the numbers drawn show in the results; layers dropped with probability zero draw them too.
+    """Whether the random numbers show in the results: layers dropped with probability zero draw them too.
 
-    Of few samples none may be dropped in most runs, so several are looked at, as long as they are quick.
+    With few samples most runs may drop none, so up to 32 seeds are tried for a second.
     """
     first = seeded(search, 1)
-    seeds = range(2, 2 + max(1, min(MOST_SEEDS, int(SEEDS_S / max(search.eager_s, 1e-6)))))
-    varies = any(not _equal(first, seeded(search, seed)) for seed in seeds)
+    seeds = range(2, 2 + max(1, min(32, int(1.0 / max(search.eager_s, 1e-6)))))
+    varies = False
+    for seed in seeds:
+        again = seeded(search, seed)
+        varies = varies or len(again) != len(first) or not all(map(torch.equal, first, again))
+        if varies:
+            break
     before.restore()
     return varies
 
 
 def seeded(search: Search, seed: int) -> list[torch.Tensor]:
-    """What a call returns after this seed."""
+    """The results of a call after seeding."""
     torch.manual_seed(seed)
     ready = search.problem.inputs.copied()
-    with torch.set_grad_enabled(search.problem.mode == "train"):  # a model may differentiate inside of its forward
+    with torch.set_grad_enabled(search.problem.mode == "train"):  # a forward may differentiate
         found = [t.detach().clone() for _, t in leaves(search.problem.model(*ready.args, **ready.kwargs))]
     search.track.restore()
     return found
@@ -131,8 +128,8 @@ def price(search: Search) -> None:
 
 
 def price_late(search: Search) -> None:
-    """The floors of a receipt, where a short budget had no time for them before candidates and has some now."""
-    if UNPRICED in search.notes and TRACER in sys.modules and search.budget.left_s() > LATE_PRICE_S:
+    """Price the model after the candidates, if a short budget had no time before and has half a second now."""
+    if UNPRICED in search.notes and TRACER in sys.modules and search.budget.left_s() > 0.5:
         search.notes.remove(UNPRICED)
         price(search)
 
@@ -169,32 +166,28 @@ def facts_of(search: Search) -> Facts:
     )
 
 
-def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(map(torch.equal, a, b))
-
-
 def compile_threads() -> int:
-    """Processes that Inductor compiles in; where nobody has imported it, as many as it would take.
+    """The number of Inductor's compile processes; its default if it is not imported.
 
-    To ask it would import it, and PyTorch's tracer with it: 5.0 s of a search of five (H200).
+    Importing it for the exact number takes 5.0 s with PyTorch's tracer (H200).
     """
     config = sys.modules.get("torch._inductor.config")
     if config is not None:
         return max(1, int(config.compile_threads or 1))
     asked = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(asked)) if asked.isdigit() else min(MOST_COMPILE_THREADS, usable)
+    return max(1, int(asked)) if asked.isdigit() else min(32, usable)
 
 
 def substitutable(model: nn.Module, device: torch.device) -> tuple[str, ...]:
-    """The parts of this model that kernels can be put in place of."""
+    """The parts of this model that kernels of ours can replace."""
     if device.type != "cuda":
         return ()
     from ridgeline.optimizer.in_place.substitution import PARTS, apply
 
     found = []
     for part in PARTS:
-        with contextlib.suppress(Exception):  # a part that cannot be recognized stays as it is
+        with contextlib.suppress(Exception):  # a part that is not recognized stays
             if apply(shallow_clone(model), (part,)).replaced:
                 found.append(part)
     return tuple(found)

@@ -1,4 +1,4 @@
-"""What is to be made faster, what a search returns, and errors in one line."""
+"""The problem that a search solves, its outcome, and one-line descriptions of errors."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from ridgeline.optimizer.search.facts import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is to be made faster, and within what."""
+    """A model to optimize, its inputs, and the limits."""
 
     model: nn.Module
     inputs: Inputs
     mode: str
     device: torch.device
     loss: Callable[..., Any] | None = None
-    optimizer: torch.optim.Optimizer | None = None  # what the loop updates with, where it is known
+    optimizer: torch.optim.Optimizer | None = None  # of the training loop, if known
     budget_s: float = DEFAULT_BUDGET_S
     memory_limit_bytes: int | None = None
-    error_budget: float | None = None  # relative root mean square error that results may have in fewer bits
+    error_budget: float | None = None  # relative RMS error that results may have in fewer bits
     say: Callable[[str], None] = lambda text: None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The best way found to run the model, switched on, and its receipt."""
+    """The winner, ready to be called, and the receipt."""
 
     built: Built
     receipt: Receipt
 
 
 def given_up(problem: Problem, reason: str) -> Outcome:
-    """The model itself, with a receipt that says why nothing was tried."""
+    """The unchanged model, with a receipt that says why nothing was tried."""
     receipt = Receipt(
         model=type(problem.model).__name__, mode=problem.mode, device=device_name(problem.device),
         inputs=described(problem.inputs), environment=environment(), winner="eager", changes=("nothing",),
@@ -64,14 +64,14 @@ def device_name(device: torch.device) -> str:
 
 
 def described(inputs: Inputs) -> str:
-    """Shapes and types, the largest few."""
+    """Shapes and dtypes of the four largest inputs."""
     shown = sorted(inputs.named(), key=lambda pair: -pair[1].numel())
     text = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for _, t in shown[:4]]
     return ", ".join(text) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
 
 
 def why_failed(error: BaseException) -> str:
-    """An error in one line; of an error that wraps another, what the other says."""
+    """An error in one line; of an error that wraps another, the message of the inner one."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith("raised:"):
         return lines[1][:240]
@@ -81,7 +81,7 @@ def why_failed(error: BaseException) -> str:
 
 
 def raised_in(error: BaseException) -> str:
-    """The last line of the model's own code that an error passed through; of any code where none is."""
+    """The last line of the model's own code in the traceback, else the last line of any code."""
     frames, at = [], error.__traceback__
     while at is not None:
         frames.append((at.tb_frame.f_code.co_filename, at.tb_lineno))

@@ -1,4 +1,4 @@
-"""Candidates, with their prices, as stages propose them: recorded where that works, in blocks or whole."""
+"""Makes candidates with their expected build times for the stages."""
 
 from __future__ import annotations
 
@@ -13,23 +13,9 @@ from ridgeline.optimizer.search.candidate import ACTIVATION_BUDGET, Candidate
 from ridgeline.optimizer.search.facts import DEFAULT_BUDGET_S, GRAPHED, PLAIN, STOCK, Facts, Progress, Proposal
 from ridgeline.optimizer.search.prices import CAPTURE_S, Prices
 
-EAGERS_DICE = (("fallback_random", True),)
-"""Inductor draws the numbers that eager PyTorch would draw: the same seed gives the same result."""
-FLOOR_REACHED = 1.05
-"""This close to the floor there is nothing left to search for."""
-TRIED_AS_IT_IS_S, TRIED_FRAC = 0.2, 0.5
-"""The same in the layout a model has, and the share of a budget that it may take: MobileNetV3's plain recording took
-9.7 s to make for this (52 convolutions), SegFormer's 10.7, which ten seconds do not have."""
-MOST_SHORT_KERNELS = 24
-"""Up to so many kernels a model is one op and what surrounds it: compiling it takes seconds, and all is tried."""
-KEPT_FRAC = 0.5
-OWED_TIMES, HASTY_TIMES = 2.0, 1.5
-"""Where the budget is so many times its compilation, torch.compile's share of it is kept from all others; the second
-for inference within less than the default, where nothing else makes sure that it is measured."""
-
 
 class Proposals:
-    """Makes candidates for one search; ``layout`` is the faster one, once both were tried."""
+    """Makes the candidates of one search; ``layout`` is the faster one, once both were tried."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts, self.prices = facts, Prices(facts)
@@ -39,26 +25,27 @@ class Proposals:
         self.kind = "inference" if facts.mode == "infer" else "training"
 
     def whole(self) -> Candidate:
-        """The whole model lowered by Inductor with the rewrites for it."""
+        """The whole model lowered by Inductor with our rewrites."""
         name = "compiled" if self.layout == "keep" else "compiled channels last"
         return self.inductor(name, self.layout, "model")
 
     @property
     def is_short(self) -> bool:
-        """Whether all there is to compile is one op and what surrounds it."""
+        """Whether the model is at most 24 kernels: one op and its surroundings, which compile in seconds."""
         facts = self.facts
         single = facts.mode == "infer" and facts.cuda and not facts.groups and not facts.has_cache
-        return single and not self.scans() and facts.num_kernels <= MOST_SHORT_KERNELS
+        return single and not self.scans() and facts.num_kernels <= 24
 
     def owed_s(self, proposal: Proposal, search: Progress) -> float:
-        """Seconds to keep for torch.compile while it is not measured: the guarantee rests on it.
+        """Seconds reserved for torch.compile while it is not measured, because the guarantee depends on it.
 
-        Where the budget is less than a few times its compilation, the candidate at hand promises more and goes first.
+        Nothing is reserved if the budget is less than twice its compile time (1.5 times for inference within less than
+        the default budget): the candidate at hand promises more then.
         """
         stock_s = self.prices.compile_s("model")
         measured = STOCK in search.entries or proposal.candidate.compiler == "stock"
         hasty = self.facts.mode == "infer" and self.facts.budget_s < DEFAULT_BUDGET_S
-        return 0.0 if measured or self.facts.budget_s < (HASTY_TIMES if hasty else OWED_TIMES) * stock_s else stock_s
+        return 0.0 if measured or self.facts.budget_s < (1.5 if hasty else 2.0) * stock_s else stock_s
 
     def rewritten(self, search: Progress, layout: str = "keep") -> Iterator[Proposal]:
         chosen = recommended(self.kind, "none", self.device)
@@ -74,10 +61,10 @@ class Proposals:
             yield from self.family(search, rewritten, self.prices.trace_s("blocks"))
 
     def with_experts(self, search: Progress, compiled: Candidate, cost_s: float) -> Iterator[Proposal]:
-        """The same with our sort of tokens by expert and our sum over a token's experts.
+        """A candidate with our sort of tokens by expert and our sum over a token's experts.
 
-        Of four layers of Qwen 3's experts (2,048 tokens, eight experts each), 5.7 ms by Inductor, its sums take 435 µs
-        where memory takes 80, and a sort of 64-bit numbers 186 (H200).
+        In four layers of Qwen 3's experts (2,048 tokens, eight experts each; 5.7 ms by Inductor) the sums take 435 µs
+        where memory bandwidth allows 80, and the sort of 64-bit numbers takes 186 (H200).
         """
         if "experts" in self.facts.substitutable and self.facts.mode == "infer" and self.facts.cuda:
             parts = (*compiled.substituted, "experts")
@@ -85,12 +72,12 @@ class Proposals:
             yield from self.family(search, more, cost_s)
 
     def is_measured(self, search: Progress, candidate: Candidate) -> bool:
-        """Whether a candidate was timed, recorded or not."""
+        """Whether a candidate was timed, captured or not."""
         entries = [search.entries.get(name) for name in (candidate.name, candidate.name + GRAPHED)]
         return any(entry is not None and entry.status in MEASURED for entry in entries)
 
     def is_made(self, search: Progress, candidate: Candidate) -> bool:
-        """Whether a candidate was built, or could not be."""
+        """Whether a candidate was built, or failed to build."""
         entries = [search.entries.get(name) for name in (candidate.name, candidate.name + GRAPHED)]
         return any(entry is not None and entry.status != SKIPPED for entry in entries)
 
@@ -104,14 +91,14 @@ class Proposals:
             yield self.graphed(kernels, CAPTURE_S)
 
     def scans(self) -> bool:
-        """Whether the model has a scan that our kernel takes the place of: it has no backward."""
+        """Whether the model has a scan that our kernel, which has no backward, can replace."""
         return "scan" in self.facts.substitutable and self.facts.mode == "infer"
 
     def blocks(self, layout: str) -> Candidate:
-        """Compiled blocks, with kernels of ours for what is outside of blocks and worth one.
+        """Compiled blocks, with kernels of ours for what is outside of blocks.
 
-        Masks are made outside, and eager code makes them by looking at values, which no graph can. The loss of a large
-        vocabulary in training makes several float32 copies of the logits, and an odd one slows the last product.
+        Masks are made outside, by eager code that reads their values, which a CUDA graph cannot. In training, the loss
+        of a large vocabulary makes several float32 copies of the logits, and an odd vocabulary slows the last GEMM.
         """
         wanted = [] if self.facts.unmasked or self.facts.has_cache else ["attention"]
         wanted += ["loss", "padding"] if self.facts.mode == "train" else ["padding", "patches"]
@@ -120,7 +107,7 @@ class Proposals:
         return replace(blocks, name=" and ".join(("blocks", *parts)), substituted=parts) if parts else blocks
 
     def family(self, search: Progress, candidate: Candidate, cost_s: float) -> Iterator[Proposal]:
-        """A compiled candidate, captured where that works, else as it is; in training also where memory forbids it."""
+        """A compiled candidate, captured if possible; uncaptured if that fails, in training also if memory forbids it."""
         if self.facts.mode == "train" and not self.captures(search):
             yield from self._uncaptured(search, candidate, cost_s)
             if self.facts.cuda and search.entries[candidate.name].status not in (FAILED, SKIPPED, LARGE):
@@ -141,67 +128,73 @@ class Proposals:
             yield self.proposal(candidate, CAPTURE_S, "compiled")
 
     def _uncaptured(self, search: Progress, candidate: Candidate, cost_s: float) -> Iterator[Proposal]:
-        """As compiled; where that keeps too much, the same keeping half."""
+        """The compiled candidate without capture; if it needs too much memory, with half of the activations."""
         yield self.proposal(candidate, cost_s, "compiled")
         if search.entries[candidate.name].status == LARGE:
             yield from self._kept_less(search, candidate)
 
     def _kept_less(self, search: Progress, candidate: Candidate) -> Iterator[Proposal]:
-        """What a compiler makes of it that keeps half: recorded, it may need no more than eager, whose gaps move."""
+        """The candidate with half of the activations kept; captured, it may need no more memory than eager."""
         if candidate.compiler == "inductor" and ACTIVATION_BUDGET not in dict(candidate.options):
             yield from self.family(search, self._recomputing(candidate), self.prices.compile_s(candidate.scope))
 
     def is_unrecordable(self, search: Progress) -> bool:
-        """Whether the host decides inside of a step, so that nothing of it can be recorded.
+        """Whether a step cannot be captured because the host reads values inside it.
 
-        Most of what compiled blocks gain is gained together with a recording; without one torch.compile, which leaves
-        more of the host out, was ahead. A detector's blocks took 13 s to make and were 0.92 of eager, torch.compile was
-        1.35 and had no time left (H200).
+        Compiled blocks gain most together with a capture; without one torch.compile, which saves more host time, was
+        ahead. A detector's blocks took 13 s to build and were 0.92 of eager, torch.compile was 1.35 and had no time
+        left (H200).
         """
         entry = search.entries.get(PLAIN)
         return self.facts.cuda and entry is not None and entry.status == FAILED
 
     def captures(self, search: Progress) -> bool:
-        """Whether the model could be captured as it is: then every candidate is tried captured first."""
+        """Whether the model could be captured: then every candidate is tried captured first."""
         entry = search.entries.get(PLAIN)
         return self.facts.cuda and entry is not None and entry.status not in (FAILED, SKIPPED, LARGE)
 
     def _recomputing(self, candidate: Candidate) -> Candidate:
-        """The same, keeping half of the activations: the cheap half is computed again."""
-        return replace(candidate, name=f"{candidate.name}, recomputing", options=((ACTIVATION_BUDGET, KEPT_FRAC),))
+        """The candidate with half of the activations recomputed in the backward."""
+        return replace(candidate, name=f"{candidate.name}, recomputing", options=((ACTIVATION_BUDGET, 0.5),))
 
     def inductor(self, name: str, layout: str, scope: str) -> Candidate:
         chosen = recommended(self.kind, "inductor", self.device)
-        own_dice = EAGERS_DICE if self.facts.random and self.facts.mode == "infer" else ()
+        # Inductor then draws the random numbers that eager PyTorch draws: the same seed gives the same result.
+        same_rng = (("fallback_random", True),) if self.facts.random and self.facts.mode == "infer" else ()
         parts = self.traceable() if scope == "model" else ()
-        return Candidate(name=name, rewrites=chosen, compiler="inductor", layout=layout, scope=scope, options=own_dice,
+        return Candidate(name=name, rewrites=chosen, compiler="inductor", layout=layout, scope=scope, options=same_rng,
                          tries_convolutions=self.tries(), substituted=parts)  # fmt: skip
 
     def traceable(self) -> tuple[str, ...]:
-        """What must be put in place of before a whole model is traced: traced as they are, encoders compute other
-        values in padded rows than they do by themselves."""
+        """Parts to be replaced before a whole model is traced: a traced encoder computes other values in padded rows
+        than an eager one."""
         wanted = self.facts.mode == "infer" and "encoders" in self.facts.substitutable
         return ("encoders",) if wanted else ()
 
     def tries(self) -> bool:
-        """In a graph cuDNN's choice is made once, so it may take its time; a call made anew would choose anew."""
+        """Whether cuDNN may time its algorithms: in a graph it chooses once.
+
+        In training it takes 0.2 s per convolution, of at most half the budget: MobileNetV3's plain capture took 9.7 s
+        for it (52 convolutions), SegFormer's 10.7.
+        """
         facts = self.facts
-        tried_s = TRIED_AS_IT_IS_S * facts.num_convs if facts.mode == "train" else 0.0
-        return (facts.has_conv or facts.convolves) and facts.cuda and tried_s <= TRIED_FRAC * facts.budget_s
+        tried_s = 0.2 * facts.num_convs if facts.mode == "train" else 0.0
+        return (facts.has_conv or facts.convolves) and facts.cuda and tried_s <= 0.5 * facts.budget_s
 
     def as_tuned(self, whole: Candidate, search: Progress) -> Candidate:
-        """The whole model as its blocks were best: what was tuned once is remembered."""
+        """The whole model with the options that were best for its blocks: tuned kernels are cached."""
         best = search.best.candidate
         if best.compiler not in ("inductor", "inductor-autotune"):
             return whole
         return replace(whole, compiler=best.compiler, options=best.options, rewrites=best.rewrites)
 
     def is_at_the_floor(self, search: Progress) -> bool:
+        """Whether the best so far is within 5 % of the floor."""
         entry = search.entries.get(search.best.candidate.name)
         if not self.facts.forecast or entry is None or entry.status not in MEASURED or not entry.measured_s:
             return False
-        floor_s = self.facts.forecast.floor_s  # below it, it is the floor of work that is no longer done
-        return floor_s <= entry.measured_s <= FLOOR_REACHED * floor_s
+        floor_s = self.facts.forecast.floor_s  # a result below it does less work than the floor assumes
+        return floor_s <= entry.measured_s <= 1.05 * floor_s
 
     def graphed(self, candidate: Candidate, cost_s: float) -> Proposal:
         execution = "compiled" if candidate.compiles else "cudagraph"
@@ -219,23 +212,23 @@ class Proposals:
         return Proposal(candidate, cost_s, predicted_s)
 
     def blocks_failed(self, search: Progress) -> bool:
-        """Whether blocks that look alike could not be compiled as such."""
+        """Whether blocks that look equal could not be compiled as such."""
         tried = [entry for name, entry in search.entries.items() if "blocks" in name]
         return bool(tried) and all(entry.status == FAILED for entry in tried)
 
     def is_hasty(self) -> bool:
-        """Whether torch.compile comes before all that is made of the whole: within less than the default budget nothing
-        else makes sure of it, and recorded it is most of what compiling our way would bring.
+        """Whether torch.compile comes first: within less than the default budget nothing else ensures that it is
+        measured, and captured it is most of what our compilation would bring.
 
-        RegNet and ShuffleNet had 15 and 25 seconds (KernelBench 3/27, 3/29), their convolutions were raced for 11 and
-        30 of them, and what was returned took 1.3 and 1.1 times what torch.compile takes.
+        RegNet and ShuffleNet had 15 and 25 seconds (KernelBench 3/27, 3/29); autotuning their convolutions took 11 and
+        30 of them, and the results took 1.3 and 1.1 times as long as torch.compile's.
         """
         facts = self.facts
         return facts.mode == "infer" and facts.cuda and not facts.groups and facts.budget_s < DEFAULT_BUDGET_S
 
     def decodes(self) -> bool:
-        """Whether the whole shows more than its blocks: masks that become lengths, places that are counted together.
+        """Whether it is a decoding step, which gains beyond its blocks: masks become lengths, positions are shared.
 
-        Llama 8B took 4.77 ms where its blocks, rewritten, took 5.53 and compiled 4.85.
+        Llama 8B took 4.77 ms where its rewritten blocks took 5.53 and its compiled ones 4.85.
         """
         return self.facts.has_cache and self.facts.cuda and bool(self.facts.groups) and self.facts.mode == "infer"

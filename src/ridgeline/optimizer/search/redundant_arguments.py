@@ -1,4 +1,4 @@
-"""Arguments that say nothing: a mask of ones that may be left out, with the question to ask before every call."""
+"""Masks of ones among the arguments, which may be dropped, with the check that every later call needs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch import Tensor
 
 MASKS = ("attention_mask", "encoder_attention_mask", "decoder_attention_mask", "key_padding_mask", "pixel_mask")
 HIDES_WHERE_TRUE = frozenset({"key_padding_mask"})
+
+
 class Masks:
-    """The masks of a call that hide nothing, by name, and the question whether those of another call do."""
+    """The masks of a call that hide nothing, by name, and the check of those of another call."""
 
     def __init__(self, names: list[str], dropped: list[str]) -> None:
         self._names, self._dropped = names, dropped
@@ -22,10 +24,10 @@ class Masks:
         return all(_says_nothing(name, _given(name, self._names, args, kwargs)) for name in self._dropped)
 
     def asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], bool] | None:
-        """The same question put to the device now and answered later, so that work may be queued behind it meanwhile.
+        """The same check started on the device now and read later, so that work can be queued behind it meanwhile.
 
-        None where only a look can tell: masks of another kind, on the host, or while a graph is recorded. The answer is
-        to be read before the next question is put.
+        None where only the host can check: masks of another kind, on the host, or during a capture. Read the answer
+        before the next check is started.
         """
         masks = [_given(name, self._names, args, kwargs) for name in self._dropped]
         if not all(_is_mask(mask) and mask.is_cuda for mask in masks) or torch.cuda.is_current_stream_capturing():
@@ -48,11 +50,11 @@ class Masks:
 def simplified(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], Masks] | None:
-    """The call without masks that hide nothing, and the guard under which it means the same; None if there are none.
+    """The call without masks that hide nothing, and the check under which that is valid; None if there are none.
 
-    A mask of ones keeps attention from its fast kernels wherever values cannot be looked at: in compiled code and in
-    CUDA graphs. The guard looks at the values before the call, which waits for the device once. Whether the model
-    computes the same without them is for a proof on its outputs to say.
+    Where values cannot be read, in compiled code and CUDA graphs, a mask of ones prevents the fast attention kernels.
+    The check reads the values before the call, which synchronizes once. Whether the model computes the same without
+    them is proved on its outputs.
     """
     names = _parameter_names(model)
     dropped = [name for name in MASKS if _says_nothing(name, _given(name, names, args, kwargs))]
@@ -78,7 +80,7 @@ def _given(name: str, names: list[str], args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def _says_nothing(name: str, mask: Any) -> bool:
-    """Whether a mask of one number a token hides none of them."""
+    """Whether a [batch, tokens] mask hides none of them."""
     if not _is_mask(mask) or (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
     return bool(_seen(name, mask).all())

@@ -1,4 +1,4 @@
-"""The search: candidates in the order of what they promise a second, built, timed, proved, kept or rejected."""
+"""Runs a search: candidates are built, timed, proved, and accepted or rejected."""
 
 from __future__ import annotations
 
@@ -55,27 +55,13 @@ from ridgeline.optimizer.search.problem import Outcome, Problem, why_failed
 from ridgeline.optimizer.search.summary import explained, parts, receipt_of, regions
 from ridgeline.optimizer.search.timing import LAST_ROUNDS, Comparison, Timed, Track, compare, reserved_bytes
 
-MOST_TWICE_BYTES = 2 << 30
-"""Inputs above this are proved once: half a billion numbers say what two times as many would."""
-DRAWS_FRAC = 0.008
-"""Share of the budget for the runs of one random contender; the winner is compared without its dice besides."""
-STOCK_FRAC = 1e-5
-"""What PyTorch's own compiler may be off whatever eager is, eighty roundings of float32: who compiles a model finds the
-same difference, and the guarantee is never to be slower than that."""
 STANDS_OUT = "as right as eager, and elements are 1e-4 from eager's, where those of torch.compile or eager are not"
-HOPE_TIMES = 2.0
-"""How many times too high the price of tuning may be where nothing of ours is ahead of torch.compile: its own tuning is
-what may be."""
-MOST_ROUNDING = 2e-3
-"""An error up to which products in TensorFloat-32 explain it."""
 COMPILERS = (TRACER, "torch._inductor.compile_fx", "torch._inductor.select_algorithm")
-FROZEN_BY_PYTHON = 1000
-"""Python 3.12 starts with 375 objects that are never collected."""
-REMADE = "nothing was tried: calls make something else of an input in place, its shape, memory or gradients"
+REMADE = "nothing was tried: calls change the shape, memory or gradients of an input in place"
 
 
 class Search:
-    """State of one search: what is alive, the best so far and what was written down."""
+    """The state of one search: live candidates, the best so far, and the entries of the receipt."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -89,7 +75,7 @@ class Search:
         self.plain: Candidate | None = None  # eager's own kernels captured, once that was right and faster
         self.asked: tuple[str, ...] = ()
         self.random = False  # whether results depend on random numbers
-        self.compared = False  # whether it is a function of few ops whose better rival returns what eager does
+        self.compared = False  # whether it is a function of few ops whose better rival equals eager elementwise
         self.entries: dict[str, Entry] = {}
         self.steps: list[Step] = []
         self.skipped: list[tuple[str, str]] = []  # stages, and why
@@ -102,10 +88,10 @@ class Search:
         self.choices: dict[tuple[tuple[str, str], ...], dict[str, Choice]] = {}
 
     def run(self) -> Outcome:
-        """Search until everything worth trying was tried or the time is spent.
+        """Search until everything is tried or the time is spent.
 
-        Recordings are made without autocast's cache, and compiled code is guarded by that switch: it is off for all, or
-        every candidate would be compiled a second time to be recorded.
+        Autocast's weight cache is off for all candidates: captures need that, and compiled code is guarded by the
+        switch, so that it would be compiled a second time for a capture.
         """
         with _undisturbed(self.problem.budget_s), uncached_casts():
             return self._run()
@@ -125,22 +111,24 @@ class Search:
             return self._finish()
         finally:
             self.track.hand_back()
-            reserved_bytes(self.problem.device)  # what losers held is given back
+            reserved_bytes(self.problem.device)  # frees the memory of rejected candidates
 
     @property
     def prover(self) -> Prover:
-        """Made when the first candidate that is faster has to be proved."""
+        """Made when the first faster candidate has to be proved."""
         if self._prover is None:
             problem = self.problem
             subject = Subject(problem.model, problem.inputs, problem.mode, self.track.loss, self.track.state)
             cheap = 2 * REFERENCE_TIMES * self.eager_s < 0.2 * self.problem.budget_s
-            cheap = cheap and sum(tensor.nbytes for tensor in problem.inputs.tensors()) < MOST_TWICE_BYTES
-            affordable = int(DRAWS_FRAC * self.problem.budget_s / max(self.eager_s, 1e-6))
+            # One set of inputs above 2 GB: half a billion numbers are enough.
+            cheap = cheap and sum(tensor.nbytes for tensor in problem.inputs.tensors()) < 2 << 30
+            affordable = int(0.008 * self.problem.budget_s / max(self.eager_s, 1e-6))  # runs of a random candidate
             self._prover = Prover(subject, num_inputs=2 if cheap else 1, random=self.random,
                                   num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
         return self._prover
 
     def _narrow(self, stages: Stages) -> None:
+        """Quantize layers within the error budget, if one was given."""
         budget = self.problem.error_budget
         if budget is None:
             return
@@ -161,7 +149,7 @@ class Search:
             frac = self._narrowed(stages, turn, frac) if frac is not None else None
 
     def _narrowed(self, stages: Stages, turn: int, frac: float) -> float | None:
-        """One choice of formats built, timed and proved; the share of the room to try next, if another promises."""
+        """Evaluate one choice of formats; returns the share of the error budget to try next, if any."""
         assert self.study is not None
         chosen = self.study.chosen(frac)
         if not chosen:
@@ -184,7 +172,8 @@ class Search:
             spare_s = max(spare_s, 1.5 * limit_s)  # prices may be too high by half
         if self._tunes(proposal):
             limit_s = max(0.0, self.budget.left_s() - self.budget.least_s())
-            spare_s = max(spare_s, HOPE_TIMES * limit_s if as_stock(self.best) else 0.0)
+            # Its price may be twice too high where nothing of ours is ahead of torch.compile, as may be its own tuning.
+            spare_s = max(spare_s, 2.0 * limit_s if as_stock(self.best) else 0.0)
         if limit_s is None:
             limit_s = self.budget.host_limit_s(proposal, stages)
         deadline_s = self.budget.deadline_s()
@@ -213,22 +202,18 @@ class Search:
             self.builds.capture_again(built)
         with self.budget.lap(f"racing and proving {proposal.candidate.name}"):
             self.judge(built, proposal)
-        if proposal.candidate.name == STOCK:
-            self.compared = stages.is_short and self._is_like_eagers(self.entries[STOCK])
-
-    def _is_like_eagers(self, stock: Entry) -> bool:
-        """Whether the better of eager and torch.compile returns what eager does; if torch.compile gains nothing, eager
-        is that."""
-        return stock.status in (SLOWER, EQUAL) or bool(stock.verdict and stock.verdict["ok"]
-                                                       and stock.verdict["like_eagers"])  # fmt: skip
+        if proposal.candidate.name == STOCK:  # whether the better of eager and torch.compile equals eager elementwise
+            stock = self.entries[STOCK]
+            same = stock.verdict is not None and stock.verdict["ok"] and stock.verdict["like_eagers"]
+            self.compared = stages.is_short and (stock.status in (SLOWER, EQUAL) or bool(same))
 
     def _tunes(self, proposal: Proposal) -> bool:
-        """Whether ways to compute are timed for it, which ends when the time does: max-autotune took 87 to 226 s for
-        what torch.compile takes 20 to 60 (H200)."""
+        """Whether a compiler benchmarks alternatives, until the time is spent: max-autotune took 87 to 226 s where
+        torch.compile takes 20 to 60 (H200)."""
         return proposal.candidate.tunes and self.problem.mode == "infer" and not self.builds.records_made(proposal)
 
     def slim(self) -> None:
-        """A winner whose recording has gaps beyond what eager reserves is recorded once more, without them."""
+        """Capture the winner again without gaps in its pool, if it reserves more than eager."""
         if not self.memory.outgrows(self.best):
             return
         name = self.best.candidate.name
@@ -240,7 +225,7 @@ class Search:
             self.invalidate(self.best, f"could not be captured again: {why_failed(error)}")
 
     def judge(self, built: Built, proposal: Proposal, *, again: bool = False) -> None:
-        """Memory, then time, then (only if it is faster) whether it is right; ``again`` once the best was mended."""
+        """Check memory, then time, then, if it is faster, correctness; ``again`` after the best was repaired."""
         if self._is_eager(built):
             self.record(built, EQUAL, "no rewrite matched", predicted=proposal.predicted_s)
             return self._drop(built)
@@ -265,7 +250,7 @@ class Search:
         comparison = self._over_eager(timed, built)
         shown: dict[str, Any] = {"timed": timed[built.candidate.name], "comparison": comparison, "peak": peak,
                                  "predicted": proposal.predicted_s}  # fmt: skip
-        if not fits:  # the rival is timed whatever it needs, so that everybody sees what was not taken
+        if not fits:  # the rival is timed whatever it needs, for the receipt
             self.record(built, LARGE, self.memory.why_large(built), **shown)
             return self._drop(built)
         simpler = built.candidate.complexity < self.best.candidate.complexity and not against.slower
@@ -286,30 +271,30 @@ class Search:
         return None
 
     def _stands_out(self, built: Built, verdict: Verdict) -> bool:
-        """Whether a result as right as eager's is not eager's to whoever compares the two, and the better rival's is.
+        """Whether the result is accurate but differs visibly from eager, while the better rival's does not.
 
-        Convolutions that round in a way of their own are 1e-4 apart, sums of products in another order too where they
-        cancel: 18 of 242 problems of KernelBench were returned so, of which torch.compile agrees with eager in some.
+        Convolutions with another rounding differ by 1e-4, and so do other summation orders of sums that cancel: 18 of
+        242 problems of KernelBench were returned so, of which torch.compile agrees with eager in some.
         """
         return self.compared and not (verdict.like_eagers or as_stock(built) or self.problem.error_budget)
 
     def _leaner(self, built: Built, against: Comparison) -> bool:
-        """Whether it does what torch.compile does, no later, past its guards: our look at a call comes in their place
-        there, and on top of them where torch.compile itself is handed over."""
+        """Whether it runs torch.compile's code past its guards and is no slower: our guard check replaces them then,
+        where torch.compile itself would be called behind both."""
         least = SAME_FRAC if as_stock(built) else 1.0  # the same kernels: less is noise
         return self.best.candidate.name == STOCK and built.call.__class__ is Shortcut and against.speedup >= least
 
     def _hopeful(self, against: Comparison) -> bool:
-        """Whether it seems ahead of eager by what few rounds of a busy device do not show: the last race will tell.
+        """Whether a training step seems ahead of eager within the noise of few rounds: the last race decides.
 
-        Whisper's recorded step, ten percent ahead where other work took the device by turns, was put aside as no faster
-        beyond noise, and nothing else was left to return but eager.
+        Whisper's captured step, 10 % ahead on a busy device, was rejected as no faster beyond noise, and only eager was
+        left to return.
         """
         training = self.best is self.eager and self.problem.mode == "train"
         return training and against.seems_apart and against.speedup > 1.0
 
     def _is_eager(self, built: Built) -> bool:
-        """Whether it was made to be rewritten and nothing was: then it is eager code behind a tracer."""
+        """Whether no rewrite matched and nothing is compiled: then it is eager code behind a tracer."""
         return bool(built.candidate.rewrites) and built.candidate.compiler == "none" and not built.report.matches
 
     def accept(self, built: Built, against: Comparison, verdict: Verdict, shown: dict[str, Any]) -> None:
@@ -332,7 +317,7 @@ class Search:
             self._drop(built)
 
     def _drop(self, built: Built) -> None:
-        """Let go of a loser's graph; compiled code is kept until the end, another candidate may stand on it."""
+        """Release a graph that lost; compiled code is kept until the end, because other candidates may reuse it."""
         if built is not self.stock and built is not self.eager:
             built.release()
 
@@ -342,7 +327,7 @@ class Search:
         return None if extra is None else self.memory.base_bytes + built.kept_bytes + extra
 
     def race(self, built: Built) -> dict[str, Timed]:
-        """A race; where it cannot tell and the two seem apart, it goes on: few rounds of a busy machine say little."""
+        """Race a candidate; if the race is undecided and the medians differ by 2 %, race more rounds."""
         before, own = self.best.candidate.name, built.candidate.name
         runners = {before: self.best, own: built}
         if self.eager_s * 3 * 7 < 2 * self.budget.race_s():
@@ -367,39 +352,40 @@ class Search:
             budget = (self.problem.error_budget or 0.0) if built.candidate.narrow or stock else 0.0
             with built.switched() as call:
                 rounded = stock and self._rounds()
-                return prover.judge(call, max(budget, STOCK_FRAC) if stock else budget, rounded=rounded)
-        except Exception as error:  # whatever keeps it from being proved keeps it from being returned
+                # torch.compile may be off by eighty roundings of float32: anyone who compiles the model gets that.
+                return prover.judge(call, max(budget, 1e-5) if stock else budget, rounded=rounded)
+        except Exception as error:  # what cannot be proved is not returned
             return unproved(f"could not be proved: {why_failed(error)}")
         finally:
             self.track.restore()
 
     def _rounds(self) -> bool:
-        """Whether PyTorch may round convolutions of this model to TensorFloat-32, as it does unless told otherwise.
+        """Whether PyTorch may round float32 convolutions of this model to TensorFloat-32, as it does by default.
 
-        Which of them it rounds is cuDNN's choice by their layout, and its compiler lays them channels last: a network
-        whose first one eager takes in float32 (RegNet's, 3 channels) is 1e-4 off there, and 1.4 times as fast.
+        cuDNN chooses by layout which ones it rounds, and Inductor makes them channels last: a network whose first
+        convolution eager computes in float32 (RegNet's, 3 channels) is 1e-4 off there, and 1.4 times as fast.
         """
         layers = [m for m in self.problem.model.modules() if isinstance(m, nn.modules.conv._ConvNd)]
         wide = any(layer.weight.dtype is torch.float32 for layer in layers)
         return wide and self.problem.mode == "infer" and convolutions_round()
 
     def recapture(self) -> None:
-        """Graphs hold the addresses of weights: those captured before a candidate moved them are captured again."""
+        """Capture graphs again whose weights a candidate has moved."""
         problem = self.problem
         for built in {id(b): b for b in (self.best, self.stock) if b is not None and b.candidate.holds_places}.values():
             try:
                 if built.moved(problem.model):
                     capture_again(built, problem.model, problem.inputs, problem.mode, problem.loss)
-            except Exception as error:  # it was captured once and cannot be now: it is out of the race
+            except Exception as error:  # it no longer works: it is out
                 self.invalidate(built, f"could not be captured again: {why_failed(error)}")
             finally:
                 self.track.restore()
 
     def repair_best(self) -> bool:
-        """Whether the best so far is what failed in a race; it is recorded anew, or makes room for the next best.
+        """Whether the best so far is what failed in a race; it is captured again, or replaced by the next best.
 
-        Whatever is raced against one that no longer works fails too: a recording that a later capture had broken was
-        named in the receipts of eight candidates, torch.compile among them, and eager was returned (H200).
+        Everything raced against a broken best fails too: a capture broken by a later one was named in the receipts of
+        eight candidates, torch.compile among them, and eager was returned (H200).
         """
         if self.best is self.eager or not (why := self.failure_of(self.best)):
             return False
@@ -407,13 +393,13 @@ class Search:
         if self.best.candidate.graphed:
             self.builds.capture_again(self.best)
             if not self.failure_of(self.best):
-                self.notes.append(f"{name} failed after it had worked, and was recorded again: {why}")
+                self.notes.append(f"{name} failed after it had worked, and was captured again: {why}")
                 return True
         self.invalidate(self.best, f"failed after it had worked: {why}")
         return True
 
     def failure_of(self, built: Built) -> str:
-        """Why a contender cannot take a turn now; nothing where it can."""
+        """Why a contender fails now; empty if it works."""
         try:
             with built.switched() as call:
                 self.track.turn_s(call, 1)
@@ -424,8 +410,7 @@ class Search:
         return ""
 
     def invalidate(self, built: Built, why: str) -> None:
-        """One that was measured no longer works; if it was the best, the next best that needs nothing takes its
-        place."""
+        """Reject a measured candidate that no longer works; the best is replaced by eager."""
         name = built.candidate.name
         self.entries[name] = replace(self.entries[name], status=FAILED, reason=why)
         if built is self.stock:
@@ -434,11 +419,19 @@ class Search:
             self._fall_back()
 
     def _fall_back(self) -> None:
-        """Eager takes the place of the best, recorded where that was right and faster."""
+        """Make eager the best, captured if that was correct and faster."""
         self.best = self.eager
         self.entries["eager"] = replace(self.entries["eager"], status=WINNER, reason="")
-        if self.plain is not None and self.entries[PLAIN].status == BEATEN:
-            self._record_eager(self.plain)
+        if self.plain is None or self.entries[PLAIN].status != BEATEN:
+            return
+        try:
+            self.best = self.builds.made(self.plain, None)
+        except Exception as error:  # eager itself still works
+            self.track.restore()
+            self.notes.append(f"{self.plain.name} could not be captured again: {why_failed(error)}")
+            return
+        for name, status in (("eager", BEATEN), (PLAIN, WINNER)):
+            self.entries[name] = replace(self.entries[name], status=status, reason="")
 
     def record(
         self,
@@ -479,7 +472,7 @@ class Search:
         rivals = [eager, *([timed[stock.candidate.name]] if stock else [])]
         strongest = min(rivals, key=lambda each: each.median_s)
         price_late(self)
-        with self.budget.lap("telling time by part"):
+        with self.budget.lap("measuring time by part"):
             kinds, by_part = regions(self, stock), parts(self, eager, best)
         self._settle_winner()
         self.budget.tell_overrun()
@@ -488,9 +481,9 @@ class Search:
         return Outcome(self.best, explained(replace(receipt, regions=kinds, parts=by_part), self.problem.inputs))
 
     def renew_histories(self) -> None:
-        """Recordings that failed may leave nodes behind that gather gradients on the stream of recordings.
+        """Renew autograd's gradient accumulators after a failed capture, which may bind them to the capture stream.
 
-        Whatever is called afterwards waits for that stream and is waited for, parameter by parameter.
+        Every later call would synchronize with that stream, parameter by parameter.
         """
         tried = [entry for name, entry in self.entries.items() if name == PLAIN or name.endswith(GRAPHED)]
         if self.problem.mode == "train" and any(entry.status == FAILED for entry in tried):
@@ -498,25 +491,15 @@ class Search:
             renew_accumulators(self.track.parameters)
 
     def reject(self, why: str, verdict: Verdict | None = None) -> None:
-        """The winner is wrong: eager takes its place."""
+        """Reject the winner; eager takes its place."""
         entry = self.entries[self.best.candidate.name]
         shown = verdict.to_dict() if verdict else entry.verdict
         self.entries[self.best.candidate.name] = replace(entry, status=WRONG, reason=why, verdict=shown)
         self.best.release()
         self._fall_back()
 
-    def _record_eager(self, plain: Candidate) -> None:
-        try:
-            self.best = self.builds.made(plain, None)
-        except Exception as error:  # it was recorded before, and need not be
-            self.track.restore()
-            self.notes.append(f"{plain.name} could not be recorded again: {why_failed(error)}")
-            return
-        for name, status in (("eager", BEATEN), (PLAIN, WINNER)):
-            self.entries[name] = replace(self.entries[name], status=status, reason="")
-
     def barred(self, built: Built) -> str:
-        """Why a rival cannot be returned: beyond the limits, or not proved; eager always can."""
+        """Why a rival cannot be returned: memory, or correctness. Empty if it can."""
         if built is self.eager:
             return ""
         if not self.memory.fits(built, self.entries[built.candidate.name].peak_bytes):
@@ -525,8 +508,8 @@ class Search:
         return "" if verdict else f"{verdict.reason or 'it could not be proved'}{_allowing(verdict)}"
 
     def _settle_winner(self) -> None:
-        """Only the winner stays, switched on."""
-        if not self.best.report.undos:  # else weights lie as the winner wants them, and stay
+        """Release everything but the winner."""
+        if not self.best.report.undos:  # otherwise weights are packed as the winner needs them
             for built in self.builds.families.values():
                 if built.report is not self.best.report:
                     built.undo()
@@ -537,26 +520,26 @@ class Search:
 
 
 def _allowing(verdict: Verdict) -> str:
-    """The budget within which a result that is less accurate than eager's would be returned; none for a wrong one."""
-    if not verdict.allowed_rms_frac < verdict.rms_frac < MOST_ROUNDING:
+    """The error budget within which a less accurate result would be returned, if TensorFloat-32 explains its error."""
+    if not verdict.allowed_rms_frac < verdict.rms_frac < 2e-3:
         return ""
     return f"; within error_budget={1.5 * verdict.rms_frac:.0e} it would be"
 
 
 def _unreplayed(call: Any) -> str:
-    """Why a recorded call mostly ran as it was written, if it did."""
+    """Why a captured call mostly ran uncaptured, if so."""
     misses: dict[str, int] = getattr(call, "misses", None) or {}
     if sum(misses.values()) <= getattr(call, "replays", 0):
         return ""
-    return f"; recorded, and not replayed: {max(misses, key=lambda reason: misses[reason])}"
+    return f"; captured, and not replayed: {max(misses, key=lambda reason: misses[reason])}"
 
 
 @contextlib.contextmanager
 def _undisturbed(budget_s: float) -> Iterator[None]:
-    """Rubbish is looked for among what the search makes: half a second less for each of dozens of collections."""
+    """Import compilers, and freeze garbage collection of existing objects: saves half a second per collection."""
     for name in COMPILERS if budget_s >= COMPILING_S else ():
         importlib.import_module(name)
-    own = gc.get_freeze_count() < FROZEN_BY_PYTHON  # else somebody has reasons of their own
+    own = gc.get_freeze_count() < 1000  # Python 3.12 starts with 375 frozen objects; more were frozen by the caller
     if own:
         gc.collect()
         gc.freeze()
@@ -568,7 +551,7 @@ def _undisturbed(budget_s: float) -> Iterator[None]:
 
 
 def search(problem: Problem) -> Outcome:
-    """The best way to run a model within a budget; what it leaves of the model is the winner's."""
+    """The fastest correct way to run a model, found within a budget."""
     if problem.budget_s <= 0:
         raise OptimizeError(f"budget_s is {problem.budget_s}: give the search some seconds")
     return Search(problem).run()

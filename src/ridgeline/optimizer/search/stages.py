@@ -1,4 +1,4 @@
-"""What each stage of a search proposes; ``order.py`` has the stages in their order, and why one is left out."""
+"""What each stage of a search proposes; ``order.py`` lists the stages and the conditions under which they run."""
 
 from __future__ import annotations
 
@@ -13,47 +13,31 @@ from ridgeline.optimizer.search.facts import AS_IT_IS, GRAPHED, PLAIN, STOCK, Pr
 from ridgeline.optimizer.search.prices import AGAIN_FRAC, CAPTURE_S
 from ridgeline.optimizer.search.proposals import Proposals
 
-AUTOTUNE_LEAST_MATRIX_FRAC = 0.3
-"""Tuning products pays where they are at least this share of the time."""
 GENERATED_TUNED = (("coordinate_descent_tuning", True), ("max_autotune_pointwise", True))
-"""Inductor tries more launch configurations of the kernels it generates."""
+"""Inductor benchmarks more launch configurations of the kernels that it generates."""
 POINTWISE_TUNED = (("max_autotune_pointwise", True),)
-"""The same without walking from one configuration to the next, which compiles one at a time: what whole networks of
-dozens of kernels can afford."""
-MOST_WALKED_KERNELS = 60
-PRODUCTS_TUNED = (("coordinate_descent_tuning", False), ("triton.enable_persistent_tma_matmul", True))
-"""Products alone, in parallel processes: walking from one launch configuration to the next compiles one at a time."""
+"""The same without coordinate descent, which compiles one configuration at a time: affordable for whole networks."""
 ROWS_HELD = (("triton.multi_kernel", 1),)
-"""Inductor makes a second form of its reductions, which holds a row in registers, and takes the faster when first run.
-By itself it does so up to 1,024 elements; DiT's norms (1,152) and Whisper's (1,280) read their rows twice: 1.8 of 15
+"""Inductor makes a second version of its reductions that holds a row in registers, and benchmarks both when first run.
+By default it does so up to 1,024 elements; DiT's norms (1,152) and Whisper's (1,280) reread their rows: 1.8 of 15
 ms, and 3.9 ms where our kernels take 1.9 (H200)."""
 OWN_CONVOLUTIONS = ("convolution-chain",)
-"""Rewrites that take convolutions away from Inductor, which lays out what surrounds cuDNN's as they want it."""
-TRIED_S = 0.4
-"""Seconds to try three of cuDNN's algorithms for each pass of a convolution in training, laid channels last: ResNet-18
-took 6.3 s (20 of them), EfficientNet-B0 32 (81), MobileNetV3 28 (52), depthwise ones the longest."""
-TUNED_TIMES = 3.0
-"""A few kernels tuned take this many times what they take to compile: 4.1 and 0.7 s, 3.9 and 1.3, 17.7 and 5.1."""
-MOST_ABLATIONS = 3
-MOST_COPIED_FRAC = 0.02
+"""Rewrites that replace cuDNN's convolutions, whose layouts Inductor propagates."""
 HOST_S = 3e-4
-"""Calls much longer than what the host needs for a few launches gain nothing from being recorded."""
-HOST_FRAC = 0.3
-"""Longer ones do where the host is busy for this share of them: recurrent layers start thousands of kernels."""
+"""Calls much longer than a few launches take gain nothing from a capture."""
 WAITS = "the host waits for a value"
-"""What a recording says that failed for this."""
+"""The reason of a capture that failed because of a device-to-host copy."""
 
 
 def few_kernels(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """Few kernels: torch.compile first, then our own, then both together; recorded where the host shows.
+    """torch.compile first, then our rewrites, then both together; captured where host time matters.
 
-    torch.compile takes a second or two of what is this small, and the guarantee rests on it: kernels of ours are
-    compiled and raced for longer, and would use up a short budget before it. A recorded call copies what lies
-    elsewhere: large inputs of short calls are better read where they are.
+    torch.compile takes a second or two for so small a model, and the guarantee depends on it; kernels of ours take
+    longer to compile and autotune. A captured call copies its inputs, which costs more than it gains for large ones.
     """
     facts = make.facts
-    copies_little = facts.copies_s <= MOST_COPIED_FRAC * facts.eager_s
-    host_shows = facts.eager_s < 20 * HOST_S or facts.host_s > HOST_FRAC * facts.eager_s
+    copies_little = facts.copies_s <= 0.02 * facts.eager_s
+    host_shows = facts.eager_s < 20 * HOST_S or facts.host_s > 0.3 * facts.eager_s  # recurrent layers launch thousands
     records = facts.cuda and copies_little and host_shows
     if records:
         plain = Candidate(name=PLAIN, graphed=True, tries_convolutions=make.tries())
@@ -70,8 +54,7 @@ def few_kernels(make: Proposals, search: Progress) -> Iterator[Proposal]:
         if records and changed and entry.status not in (FAILED, SKIPPED):
             yield make.graphed(candidate, CAPTURE_S)
     if facts.convolves:
-        # cuDNN's convolutions where Inductor wants them, their algorithms chosen by timing. Inductor lays channels last
-        # by itself; the model's own weights stay as they are.
+        # cuDNN's convolutions, their algorithms chosen by timing, as Inductor lays them out; the weights stay.
         library = tuple(name for name in whole.rewrites if name not in OWN_CONVOLUTIONS)
         timed = replace(whole, name="compiled, convolutions timed", rewrites=library,
                         options=(*whole.options, ("timed_convolutions", True)))  # fmt: skip
@@ -79,15 +62,16 @@ def few_kernels(make: Proposals, search: Progress) -> Iterator[Proposal]:
     entry = search.entries[whole.name]
     if search.best.candidate.name == STOCK and (entry.rewrites or entry.status not in MEASURED):
         yield make.proposal(replace(whole, name=AS_IT_IS, rewrites=()), CAPTURE_S, "compiled")
+    # Tuning a few kernels takes about three times their compilation: 4.1 and 0.7 s, 3.9 and 1.3, 17.7 and 5.1.
     tuned = replace(whole, name="tuned", options=(*whole.options, *GENERATED_TUNED))
-    yield make.proposal(tuned, TUNED_TIMES * make.prices.compile_s("model"), "compiled")
+    yield make.proposal(tuned, 3.0 * make.prices.compile_s("model"), "compiled")
 
 
 def as_it_is(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """The model's own kernels, captured.
+    """Capture the model's own kernels.
 
     Where the host waits for a value (the longest of some lengths, whether a mask hides anything), the value is guessed
-    to be what it was, here and in all captures that follow; every replay compares.
+    to be unchanged, here and in all later captures; every replay compares.
     """
     plain = Candidate(name=PLAIN, graphed=True, tries_convolutions=make.tries())
     yield make.proposal(plain, CAPTURE_S, "cudagraph")
@@ -98,17 +82,18 @@ def as_it_is(make: Proposals, search: Progress) -> Iterator[Proposal]:
 
 
 def channels_last(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """Convolution weights channels last; in training with the seconds that cuDNN's algorithms are tried for."""
+    """Convolution weights channels last. In training three of cuDNN's algorithms are timed per pass: ResNet-18 took
+    6.3 s (20 convolutions), EfficientNet-B0 32 (81), MobileNetV3 28 (52), depthwise ones the longest."""
     last = Candidate(name="channels last", layout="channels_last", tries_convolutions=make.tries())
-    tried_s = TRIED_S * make.facts.num_convs if make.facts.mode == "train" else 0.0
-    if make.facts.mode == "train" and make.is_unrecordable(search):  # the same code cannot be captured laid otherwise
+    tried_s = 0.4 * make.facts.num_convs if make.facts.mode == "train" else 0.0
+    if make.facts.mode == "train" and make.is_unrecordable(search):  # then it cannot be captured in this layout either
         yield make.proposal(last, CAPTURE_S + tried_s, "eager")
     else:
         yield make.graphed(last, CAPTURE_S + tried_s)
 
 
 def choose_layout(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """The layout that was faster; channels last where only rewrites make it so."""
+    """Choose the faster layout, or channels last if only the rewrites' GroupNorm allows it."""
     facts = make.facts
     wanted = facts.groups_channels and facts.has_conv and facts.mode == "infer" and facts.cuda
     make.layout = "channels_last" if wanted else search.best.candidate.layout
@@ -116,17 +101,17 @@ def choose_layout(make: Proposals, search: Progress) -> Iterator[Proposal]:
 
 
 def rewrites_as_laid(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """All rewrites for this device, without a compiler, in the model's own layout."""
+    """All rewrites without a compiler, in the model's own layout."""
     yield from make.rewritten(search)
 
 
 def rewrites_of_all(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """All rewrites for this device, without a compiler, in the layout that was faster."""
+    """All rewrites without a compiler, in the faster layout."""
     yield from make.rewritten(search, make.layout)
 
 
 def kernels(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """Kernels in place of parts of the model, without a trace."""
+    """Kernels of ours in parts of the model, without tracing."""
     yield from make.kernels_in_place(search)
 
 
@@ -136,20 +121,20 @@ def rewritten_blocks(make: Proposals, search: Progress) -> Iterator[Proposal]:
 
 
 def compiled_blocks(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """Repeated blocks compiled once: most of what compiling the whole brings, for a fraction of its time."""
+    """Repeated blocks compiled once: most of the gain of compiling the whole in a fraction of its time."""
     yield from make.family(search, make.blocks(make.layout), make.prices.compile_s("blocks"))
     yield from make.with_experts(search, make.blocks(make.layout), make.prices.compile_s("blocks"))
 
 
 def rows_in_registers(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """Compiled blocks with the rows of norms held in registers."""
+    """Compiled blocks whose norms hold their rows in registers."""
     blocks = make.blocks(make.layout)
     held = replace(blocks, name=f"{blocks.name}, rows held", options=(*blocks.options, *_known(ROWS_HELD)))
     yield from make.family(search, held, make.prices.compile_s("blocks"))
 
 
 def compiled_whole(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """The whole compiled with rewrites; in training beside a measured torch.compile only what matches is news."""
+    """The whole compiled with rewrites; in training, once torch.compile is measured, only if a rewrite matches."""
     facts, whole = make.facts, make.whole()
     if facts.mode == "train" and not facts.groups and search.entries[STOCK].status in MEASURED:
         whole = replace(whole, options=(("matched", True),))
@@ -158,17 +143,17 @@ def compiled_whole(make: Proposals, search: Progress) -> Iterator[Proposal]:
 
 
 def whole_with_its_head(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """The whole compiled before its blocks, where a training step spends much of its time in a vocabulary's head."""
+    """The whole compiled before its blocks, if a training step spends much of its time in a vocabulary's head."""
     yield from make.family(search, make.whole(), make.prices.whole_s())
 
 
 def whole_as_its_blocks(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """The whole compiled as its blocks were best."""
+    """The whole compiled with the options that were best for its blocks."""
     yield from make.family(search, make.as_tuned(make.whole(), search), make.prices.whole_s())
 
 
 def torch_compile(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """torch.compile as anyone gets it, captured as a whole; else in pieces, as its own mode records them."""
+    """torch.compile with default settings, captured as a whole, or if that fails by its reduce-overhead mode."""
     stock = Candidate(name=STOCK, compiler="stock")
     yield make.proposal(stock, make.prices.compile_s("model"), "compiled")
     if make.facts.cuda and search.entries[stock.name].status not in (FAILED, SKIPPED, LARGE):
@@ -179,10 +164,10 @@ def torch_compile(make: Proposals, search: Progress) -> Iterator[Proposal]:
 
 
 def without_kernels(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """The whole without kernels of ours, where with them it is behind torch.compile: they end Inductor's fusions.
+    """The whole without kernels of ours, if with them it is behind torch.compile: they end Inductor's fusions.
 
-    A diffusion network's norms over groups took 0.82 of its pace, and its attention, which Inductor leaves written
-    out, was lost with them (H200).
+    A diffusion network's GroupNorm kernels made it 0.82 times as fast, and hid the gain of its fused attention, which
+    Inductor does not recognize (H200).
     """
     whole = make.whole()
     names = (whole.name + GRAPHED, whole.name)
@@ -197,12 +182,12 @@ def without_kernels(make: Proposals, search: Progress) -> Iterator[Proposal]:
 
 
 def _ablations(make: Proposals, search: Progress, scope: str) -> Iterator[Proposal]:
-    """Without one family at a time, from the best so far, where it is a compiled candidate with several.
+    """The best so far without one rewrite at a time, up to three, if it is compiled with several.
 
-    Those with a kernel of ours come first: they end a compiler's fusions, and may cost more than they bring.
+    Rewrites with a kernel of ours come first: they end a compiler's fusions, and may cost more than they gain.
     """
     tried: set[str] = set()
-    while len(tried) < MOST_ABLATIONS:
+    while len(tried) < 3:
         best = search.best.candidate
         if best.compiler != "inductor" or best.scope != scope:
             return
@@ -228,7 +213,7 @@ def ablated_whole(make: Proposals, search: Progress) -> Iterator[Proposal]:
 
 
 def tuned(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """The best that Inductor lowered so far, with products tuned where they matter, else generated kernels."""
+    """The best that Inductor lowered so far with tuned GEMMs if they matter, else with tuned generated kernels."""
     layout = make.layout
     forecast, best = make.facts.forecast, search.best.candidate
     plain = make.blocks(layout) if make.facts.groups else make.inductor("", layout, "model")
@@ -236,24 +221,26 @@ def tuned(make: Proposals, search: Progress) -> Iterator[Proposal]:
     if best.is_stock and best.compiler == "stock":  # nothing of ours was ahead of it
         plain = replace(make.inductor("", "keep", "model"), rewrites=())
     cost_s = make.prices.compile_s(plain.scope)
-    few_products = forecast is not None and forecast.matrix_frac < AUTOTUNE_LEAST_MATRIX_FRAC
-    if make.facts.mode == "train":  # products of many rows are the library's, and there are three times as many
+    few_products = forecast is not None and forecast.matrix_frac < 0.3
+    if make.facts.mode == "train":  # GEMMs of many rows are cuBLAS's, and there are three times as many
         yield from make.family(search, replace(plain, name="tuned", options=GENERATED_TUNED), 4 * cost_s)
         return
     if not few_products:
-        options = _and(plain.options, _known(PRODUCTS_TUNED))
+        # GEMMs alone, benchmarked in parallel processes: coordinate descent compiles one configuration at a time.
+        products_tuned = (("coordinate_descent_tuning", False), ("triton.enable_persistent_tma_matmul", True))
+        options = _and(plain.options, _known(products_tuned))
         products = replace(plain, name="tuned", compiler="inductor-autotune", options=options)
         yield from make.family(search, products, cost_s + make.prices.tune_s())
         if make.is_made(search, products):
             return
-    # Generated kernels: all that is left to tune where products are few, or would take minutes.
-    few = make.prices.kernels(plain.scope) <= MOST_WALKED_KERNELS
+    # Generated kernels are all that is left to tune if GEMMs are few, or would take minutes.
+    few = make.prices.kernels(plain.scope) <= 60
     options = _and(plain.options, GENERATED_TUNED if few else POINTWISE_TUNED)
     yield from make.family(search, replace(plain, name="tuned kernels", options=options), 2 * cost_s)
 
 
 def max_autotune(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """torch.compile's own tuning, for the guarantee, where there is time for it."""
+    """torch.compile with its own tuning, for the guarantee, if there is time for it."""
     rival = Candidate(name="torch.compile max-autotune", compiler="stock-autotune")
     yield make.proposal(rival, make.prices.compile_s("model") + 2 * make.prices.tune_s(), "compiled")
 
@@ -261,7 +248,7 @@ def max_autotune(make: Proposals, search: Progress) -> Iterator[Proposal]:
 def fewer_bits(
     make: Proposals, search: Progress, name: str, narrow: tuple[tuple[str, str], ...]
 ) -> Iterator[Proposal]:
-    """Layers in fewer bits, rewritten; and lowered by Inductor, where the best so far is."""
+    """Quantized layers with rewrites; and lowered by Inductor, if the best so far is."""
     rewritten = (*recommended(make.kind, "none", make.device), "narrow")
     plain = Candidate(name=name, rewrites=rewritten, narrow=narrow)
     yield from make.family(search, plain, make.prices.trace_s("model"))
@@ -272,17 +259,17 @@ def fewer_bits(
 
 
 def _and(options: tuple[tuple[str, Any], ...], more: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
-    """Options and more of them, which count where both name one: eager's dice stay eager's."""
+    """Merge options; the later ones win."""
     return tuple({**dict(options), **dict(more)}.items())
 
 
 def _known(options: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
-    """Those that this release of Inductor has."""
+    """The options that this release of Inductor has."""
     from torch._inductor import config
 
     return tuple((name, value) for name, value in options if name in config._config)  # type: ignore[attr-defined]
 
 
 def nothing(make: Proposals, search: Progress) -> Iterator[Proposal]:
-    """A stage that only looks at what was found."""
+    """Propose nothing: the stage only checks whether the floor is reached."""
     yield from ()

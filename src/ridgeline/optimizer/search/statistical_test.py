@@ -1,4 +1,4 @@
-"""Random runs of a model: their means and spreads, and how far apart chance alone takes those of two sets of runs."""
+"""Compares random runs of a model by means and spreads, with a test that accounts for correlated elements."""
 
 from __future__ import annotations
 
@@ -8,26 +8,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-MOST_ELEMENTS, SAMPLED = 1 << 20, 512
-"""Elements of a result whose means are taken, and those that are kept of every run to see how they move together."""
 EXCESS, SPREAD = 1.3, 1.25
-"""Squared distance of two means over what chance explains, and ratio of spreads, that many elements may show."""
-FEW_EXCESS, FEW_SPREAD = 12.0, 3.0
-"""What a single number may show beyond that (1 in 1,000 of the F distributions with 8 runs); fades as 1/√n."""
+"""Allowed squared distance of two means over what chance explains, and allowed ratio of spreads, for many elements."""
 SIGMAS = 4.5
-"""Deviations that chance is granted where elements move together: 3 in 10⁶, of hundreds of results."""
-WIDE_STEP, ROUNDINGS, WIDE_ROUNDINGS = 1e-6, 4, 16
-"""Rounding steps two ways to compute the same number may be apart; more in types whose sums are not rounded at the end.
-"""
+"""Deviations granted to chance for correlated elements: 3 in 10⁶, over hundreds of results."""
+WIDE_STEP = 1e-6
+"""Rounding steps below this belong to float32 and float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What runs have in common.
+    """Mean and variance of a result over several runs.
 
-    Elements that move together are fewer than they seem: a path that is dropped takes a whole sample's share of a
-    gradient with it. ``freedom`` is how many they are, ``unevenness`` how much the runs' distances from their mean
-    vary, relative to their mean.
+    Correlated elements count as fewer: a skipped path removes a whole sample's share of a gradient. ``freedom`` is the
+    effective number of independent elements, ``unevenness`` the relative deviation of the runs' squared distances from
+    their mean.
     """
 
     mean: Tensor
@@ -35,10 +30,10 @@ class Moments:
     freedom: float
     unevenness: float
     num: int
-    num_absent: int = 0  # runs that had none of it
+    num_absent: int = 0  # runs in which the result did not occur
 
     def nothing(self) -> Moments:
-        """What as many runs show that all had none of it."""
+        """The moments of as many runs in which the result did not occur."""
         none = torch.zeros_like(self.mean)
         return Moments(none, none, self.freedom, 0.0, self.num, self.num)
 
@@ -48,18 +43,18 @@ class Moments:
 
     @property
     def energy(self) -> float:
-        """The mean of the squared length."""
+        """The mean squared norm."""
         return self.spread + float(self.mean.square().sum())
 
     @property
     def spread_noise(self) -> float:
-        """The deviation of the spread itself."""
+        """The standard deviation of the spread."""
         return self.spread * self.unevenness / math.sqrt(self.num)
 
 
 @dataclass(slots=True)
 class Runs:
-    """A result of several runs, as they come."""
+    """Accumulates one result over runs."""
 
     num: int = 0
     total: Tensor | None = None
@@ -68,14 +63,14 @@ class Runs:
     num_absent: int = 0
 
     def add(self, values: Tensor) -> None:
-        value = values[:MOST_ELEMENTS].double()
+        value = values[: 1 << 20].double()
         self.num += 1
         self.total = value.clone() if self.total is None else self.total + value
         self.squares = value.square() if self.squares is None else self.squares + value.square()
-        self.samples.append(value[:: value.numel() // SAMPLED | 1].clone())
+        self.samples.append(value[:: value.numel() // 512 | 1].clone())  # to estimate correlations
 
     def add_nothing(self, num: int) -> None:
-        """As many runs as are missing of ``num``, in which there was none of it."""
+        """Count the runs missing of ``num`` as zeros."""
         self.num_absent = num - self.num
         self.samples += [torch.zeros_like(self.samples[0])] * self.num_absent
         self.num = num
@@ -88,7 +83,7 @@ class Runs:
 
 
 def _together(runs: Tensor) -> tuple[float, float]:
-    """How many independent elements there seem to be, and how uneven the runs' distances from their mean are."""
+    """The effective number of independent elements, and the relative deviation of the runs' squared distances."""
     centered = runs - runs.mean(0)
     products = centered @ centered.T
     energies = products.diagonal()
@@ -101,27 +96,30 @@ def _together(runs: Tensor) -> tuple[float, float]:
 
 
 def beyond_chance(eager: Moments, again: Moments, found: Moments, step: float) -> tuple[float, float, float, float]:
-    """(excess, ratio of spreads) of a result, and what is allowed of each given what eager's own runs show."""
+    """Excess and ratio of spreads of a result, and what is allowed of each given eager's own runs.
+
+    A single number may show 12 and 3 more (1 in 1,000 of the F distributions with 8 runs), which fades as 1/√n.
+    """
     few = max(1, eager.mean.numel()) ** -0.5
     excess, ratio = _distance(eager, found, step)
     own_excess, own_ratio = _distance(eager, again, step)
-    allowed_excess = EXCESS * max(1.0, own_excess) + FEW_EXCESS * few
-    allowed_ratio = SPREAD * max(own_ratio, 1 / own_ratio) + FEW_SPREAD * few
+    allowed_excess = EXCESS * max(1.0, own_excess) + 12.0 * few
+    allowed_ratio = SPREAD * max(own_ratio, 1 / own_ratio) + 3.0 * few
     return excess, ratio, max(allowed_excess, _rare(min(eager.freedom, again.freedom))), allowed_ratio
 
 
 def _rare(freedom: float) -> float:
-    """What a mean of so many squared normal numbers exceeds by chance alone, seldom (Wilson and Hilferty)."""
+    """A high quantile of a mean of ``freedom`` squared normal numbers (Wilson and Hilferty)."""
     part = 2 / (9 * freedom)
     return (1 - part + SIGMAS * math.sqrt(part)) ** 3
 
 
 def _distance(a: Moments, b: Moments, step: float) -> tuple[float, float]:
     """Squared distance of two means over what chance explains, and the ratio of the spreads."""
-    steps = ROUNDINGS if step > WIDE_STEP else WIDE_ROUNDINGS
+    steps = 4 if step > WIDE_STEP else 16  # two ways to compute a number; wide types keep the order of summation
     apart = float((a.mean - b.mean).square().sum())
-    rounding = (steps * step) ** 2 * float(a.mean.square().sum())  # two ways to round the same number
-    if a.spread <= rounding and b.spread <= rounding:  # nothing random about this one
+    rounding = (steps * step) ** 2 * float(a.mean.square().sum())
+    if a.spread <= rounding and b.spread <= rounding:  # this result is not random
         return (apart / max(rounding, 1e-30) if apart > rounding else 0.0), 1.0
     excess = apart / ((a.spread + b.spread) / a.num + rounding)
     if abs(a.spread - b.spread) <= SIGMAS * math.hypot(a.spread_noise, b.spread_noise):

@@ -1,4 +1,4 @@
-"""What a search says in the end: its receipt, with time by part and by kind of kernel."""
+"""Makes the receipt at the end of a search, with time by part and by kind of kernel."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def regions(search: Search, stock: Built | None) -> tuple[Any, ...]:
         return ()
     try:
         return regions_of(search.track, search.eager, search.best, stock)
-    except Exception as error:  # a profiler that cannot record takes nothing from the result
+    except Exception as error:  # a profiler that fails does not affect the result
         search.notes.append(f"no breakdown by kind of kernel: {why_failed(error)}")
         return ()
     finally:
@@ -41,14 +41,14 @@ def regions(search: Search, stock: Built | None) -> tuple[Any, ...]:
 
 
 def parts(search: Search, eager: Timed, best: Timed) -> tuple[Part, ...]:
-    """Time by part of the model, if there is time to record a call of each."""
+    """Time by part of the model, if there is time to profile a call of each."""
     if search.budget.left_s() < 20 * search.eager_s:
-        search.notes.append("no breakdown by part of the model: no time was left to record it")
+        search.notes.append("no breakdown by part of the model: no time was left to profile it")
         return ()
     floors = search.forecast.floors if search.forecast else None
     try:
         return parts_of(search.track, search.eager, search.best, (eager.median_s, best.median_s), floors)
-    except Exception as error:  # as above
+    except Exception as error:  # a profiler that fails does not affect the result
         search.notes.append(f"no breakdown by part of the model: {why_failed(error)}")
         return ()
     finally:
@@ -64,7 +64,7 @@ def narrow_rows(search: Search) -> tuple[Narrow, ...]:
 
 
 def floor_s(search: Search, final_s: float) -> float | None:
-    """The floor of the model as it is written; none where a rewrite does with less work than that."""
+    """The floor of the model as written; None if a rewrite needs less work than that."""
     if search.forecast is None or search.forecast.floor_s <= final_s:
         return search.forecast.floor_s if search.forecast else None
     written_ms = 1e3 * search.forecast.floor_s
@@ -77,7 +77,7 @@ def receipt_of(
 ) -> Receipt:
     problem, winner = search.problem, search.entries[search.best.candidate.name]
     least_s = floor_s(search, best.median_s)
-    scale = eager.median_s / search.eager_s  # rungs were measured at other times: all are shown beside one eager
+    scale = eager.median_s / search.eager_s  # steps were measured at other times: show all relative to one eager
     between = [Step(step.name, scale * step.measured_s) for step in search.steps[1:]
                if best.median_s < scale * step.measured_s and step.name != search.best.candidate.name]  # fmt: skip
     last = [Step(search.best.candidate.name, best.median_s)] if search.best is not search.eager else []
@@ -99,5 +99,5 @@ def receipt_of(
 
 
 def explained(receipt: Receipt, inputs: Inputs) -> Receipt:
-    """The receipt with its sentences."""
+    """The receipt with its explanations."""
     return replace(receipt, explanations=tuple(explanations(receipt, inputs)), remaining=tuple(remaining(receipt)))

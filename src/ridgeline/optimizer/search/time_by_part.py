@@ -1,4 +1,4 @@
-"""Where the time of a call goes by part of the model, before and after, and what stands between each and its floor."""
+"""Time of a call by part of the model, before and after, and what separates each part from its floor."""
 
 from __future__ import annotations
 
@@ -24,16 +24,10 @@ from ridgeline.profiler.marks import modules_marked
 from ridgeline.trace import Kind, Trace
 from ridgeline.units import show_seconds
 
-MOST_PARTS = 16
 OUTSIDE = "outside of modules"
 IDLE = "no kernel running"
-SURE_FRAC = 0.9
-"""A part's time is measured if at least this share of it was recorded under the part's own name."""
 LEAST_SEEN_FRAC = 0.5
-"""Recordings that see less of a call than this say nothing about it: code of a compiler that the host runs, say."""
-CLOSE = 1.1
-LEAST_GAP_FRAC = 0.01
-"""Of the result's time, the gap of a part that is worth a word."""
+"""Profiles that cover less of a call than this are dropped: compiled host code is invisible to them."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 Times = dict[tuple[str, str], float]
@@ -43,20 +37,20 @@ Times = dict[tuple[str, str], float]
 @dataclass(frozen=True, slots=True)
 class Partition:
     """The parts a model is split into: children of blocks that repeat, and whole modules elsewhere."""
-
+    """The parts of a model: children of repeated blocks, and whole modules elsewhere."""
     names: tuple[str, ...]
     blocks: tuple[str, ...] = ()  # paths of repeated blocks, their numbers as stars
     num_alike: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, path: str) -> str:
-        """The part a module belongs to; of a block's own code and of the root the path itself."""
+        """The part that a module belongs to; for a block's own code and for the root, the path itself."""
         found = self.starred(path)
         while found and found not in self.names:
             found = found.rpartition(".")[0]
         return found or OUTSIDE
 
     def starred(self, path: str) -> str:
-        """A path with a block's number as a star, as the parts' names have it."""
+        """A path with a block's number as a star, as in the names of parts."""
         for block in self.blocks:
             head, _, _ = block.rpartition("*")
             rest = path.removeprefix(head)
@@ -65,7 +59,7 @@ class Partition:
         return path
 
     def inside(self, scope: str) -> list[str]:
-        """The parts within a scope; all of them within what belongs to none."""
+        """The parts within a scope, or all parts for what belongs to none."""
         found = [name for name in self.names if name == scope or name.startswith(f"{scope}.")]
         return found if scope != OUTSIDE and found else [*self.names, OUTSIDE]
 
@@ -75,7 +69,7 @@ class Partition:
 
 
 def partition(model: nn.Module) -> Partition:
-    """Blocks that repeat by their children, everything else by the largest modules that hold no such block."""
+    """Split repeated blocks by their children, everything else by the largest modules without such blocks."""
     alike = {f"{group.paths[0].rpartition('.')[0]}.*".lstrip("."): group for group in groups(model)}
     held = {path for group in alike.values() for path in group.paths}
     names: list[str] = []
@@ -100,7 +94,7 @@ def _outer(module: nn.Module, path: str, blocks: set[str], names: list[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one recorded call spent: seconds by path of module and kind of kernel."""
+    """Seconds of one profiled call by module path and kind of kernel."""
 
     spent: tuple[tuple[str, str, float], ...]
 
@@ -109,13 +103,13 @@ class Spent:
         return sum(seconds for _, _, seconds in self.spent)
 
     def within(self, wall_s: float) -> Spent:
-        """The same, scaled where it is more than the call takes: a recorder slows the host, and streams overlap."""
+        """The same, scaled down if it exceeds the wall time: profiling slows the host, and streams overlap."""
         scale = min(1.0, wall_s / self.busy_s) if self.busy_s else 1.0
         return Spent(tuple((path, kind, scale * seconds) for path, kind, seconds in self.spent))
 
 
 def recorded(track: Track, built: Built) -> Spent:
-    """One call under the profiler: the code itself, not a recording of it that holds no names."""
+    """Profile one call: the code itself, because replays of a CUDA graph carry no module names."""
     from ridgeline.profiler.recorder import Run, Wanted
 
     compiles = built.candidate.compiles
@@ -124,7 +118,7 @@ def recorded(track: Track, built: Built) -> Spent:
     wanted = Wanted(steps=1, shapes=False, power=False, modules=not compiles)
     try:
         with labeled() if compiles else nullcontext(), _around_blocks(built, track.model):
-            track.turn_s(call, 1)  # the first of its kind may set things up
+            track.turn_s(call, 1)  # the first call may initialize lazily
             run = Run(folder / "trace.json", track.model, wanted)  # hooks are shared with clones
             track.once(call, run)
             return _spent(run.trace)
@@ -133,7 +127,7 @@ def recorded(track: Track, built: Built) -> Spent:
 
 
 def _around_blocks(built: Built, model: nn.Module) -> AbstractContextManager[Any]:
-    """Names for what runs as it is around blocks that are compiled alone."""
+    """Label eager modules around blocks that are compiled alone."""
     if not built.candidate.compiles or built.candidate.scope != "blocks":
         return nullcontext()
     inside = [path for group in groups(model) for path in group.paths]
@@ -143,7 +137,7 @@ def _around_blocks(built: Built, model: nn.Module) -> AbstractContextManager[Any
 
 
 def _uncaptured(built: Built, model: nn.Module) -> Callable[..., Any]:
-    """What a graph was captured of, behind the same look at masks."""
+    """The call that was captured, behind the same check of masks."""
     inner = model if built.inner is None else built.inner
     if not isinstance(built.call, Unmasked):
         return inner
@@ -153,18 +147,18 @@ def _uncaptured(built: Built, model: nn.Module) -> Callable[..., Any]:
 
 
 def _spent(trace: Trace) -> Spent:
-    """Device work by its launch's module; where nothing ran on a device, what ops spent on the host themselves."""
+    """Device time by the module of its launch; without a device, the self time of ops on the host."""
     if trace.gpu.any():
         rows, seconds = np.flatnonzero(trace.gpu), trace.duration_s
     else:
         named = np.fromiter(("::" in word for word in trace.words), dtype=np.bool_, count=len(trace.words))
-        ops = trace.of_kind(Kind.OP) & named[trace.name]  # and not what a tracer notes about its own code
+        ops = trace.of_kind(Kind.OP) & named[trace.name]  # without the tracer's own annotations
         rows, seconds = np.flatnonzero(ops), _own_s(trace, ops)
     return Spent(tuple((trace.text("module", i), kind_of(trace.text("name", i)), float(seconds[i])) for i in rows))
 
 
 def _own_s(trace: Trace, ops: Any) -> Any:
-    """Durations less those of ops directly inside."""
+    """Self time: durations less those of ops directly inside."""
     own = np.where(ops, trace.duration_s, 0.0)
     for i in np.flatnonzero(ops & (trace.parent >= 0)):
         at = int(trace.parent[i])
@@ -176,7 +170,7 @@ def _own_s(trace: Trace, ops: Any) -> Any:
 
 
 def split(run: Spent, parts: Partition, root: str) -> Times:
-    """Seconds by part and kind, of a run whose every module has its name."""
+    """Seconds by part and kind, of a run in which every module is labeled."""
     found: Times = {}
     for path, kind, seconds in run.spent:
         key = (OUTSIDE if path in ("", root) else parts.of(path), kind)
@@ -185,10 +179,10 @@ def split(run: Spent, parts: Partition, root: str) -> Times:
 
 
 def shared(run: Spent, parts: Partition, root: str, before: Times) -> tuple[Times, dict[str, float]]:
-    """Seconds by part and kind of a run whose kernels may span parts, and those of each part that carried its name.
+    """Seconds by part and kind of a run whose kernels may span parts, and those labeled with a single part.
 
-    A kernel that is known to belong to a block, or only to the model, is divided among the parts there as eager's
-    kernels of its kind were; where eager had none of the kind, as all of its kernels were.
+    A kernel labeled with a block or with the model alone is divided among the parts in proportion to eager's kernels of
+    its kind, or of all kinds if eager had none of that kind.
     """
     found: Times = {}
     sure: dict[str, float] = {}
@@ -200,14 +194,6 @@ def shared(run: Spent, parts: Partition, root: str, before: Times) -> tuple[Time
         for part, frac in _shares(before, inside, kind).items():
             found[part, kind] = found.get((part, kind), 0.0) + frac * seconds
     return found, sure
-
-
-def _told(run: Spent, parts: Partition, root: str, before: Times, built: Built) -> tuple[Times, dict[str, float]]:
-    """Names as they are where no compiler's kernels span modules; else shared out."""
-    if built.candidate.compiler != "none":
-        return shared(run, parts, root, before)
-    found = split(run, parts, root)
-    return found, _totals(found)
 
 
 def _shares(before: Times, inside: list[str], kind: str) -> dict[str, float]:
@@ -222,9 +208,9 @@ def _shares(before: Times, inside: list[str], kind: str) -> dict[str, float]:
 
 def parts_of(track: Track, eager: Built, final: Built, walls_s: tuple[float, float],
              floors: Iterable[tuple[str, str, float]] | None) -> tuple[Part, ...]:  # fmt: skip
-    """The table: time in eager and in the result by part, the floor, and what would close what remains.
+    """The table: time in eager and in the result by part, the floor, and how to reduce the rest.
 
-    ``walls_s`` are seconds a call of eager and the result; what no kernel accounts for has a row of its own.
+    ``walls_s`` are seconds per call of eager and the result; time without a kernel has a row of its own.
     """
     model = track.model
     found, root = partition(model), type(model).__name__
@@ -237,7 +223,13 @@ def parts_of(track: Track, eager: Built, final: Built, walls_s: tuple[float, flo
     if final is not eager:
         last = recorded(track, final).within(walls_s[1])
         seen = track.device.type == "cuda" or last.busy_s >= LEAST_SEEN_FRAC * walls_s[1]
-        after, sure = _told(last, found, root, before, final) if seen else ({}, {})
+        if not seen:
+            after, sure = {}, {}
+        elif final.candidate.compiler != "none":  # compiled kernels span modules
+            after, sure = shared(last, found, root, before)
+        else:
+            after = split(last, found, root)
+            sure = _totals(after)
     rows = _rows(found, before, after, light, sure)
     idle = _idle(walls_s, sum(before.values()), sum(after.values()), final.candidate.graphed) if after else None
     return (*rows, *([idle] if idle else []))
@@ -247,26 +239,22 @@ def _rows(parts: Partition, before: Times, after: Times, light: Times | None, su
     totals, ends = _totals(before), _totals(after)
     floors = _totals(light) if light is not None else {}
     order = sorted({*totals, *ends}, key=lambda part: -max(totals.get(part, 0.0), ends.get(part, 0.0)))
-    rows, least_s = [], LEAST_GAP_FRAC * sum(ends.values())
-    for part in order[:MOST_PARTS]:
+    rows, least_s = [], 0.01 * sum(ends.values())  # smaller gaps need no advice
+    for part in order[:16]:
         final_s = ends.get(part, 0.0) if after else None
         by_kind = {kind: s for (each, kind), s in after.items() if each == part}
         its_light = {kind: s for (each, kind), s in (light or {}).items() if each == part}
         floor_s = floors.get(part, 0.0) if light is not None else None
-        basis = "" if final_s is None else "measured" if sure.get(part, 0.0) >= SURE_FRAC * final_s else "shared out"
+        basis = "" if final_s is None else "measured" if sure.get(part, 0.0) >= 0.9 * final_s else "shared out"
         worth = final_s is not None and final_s - (floor_s or 0.0) >= least_s
         rows.append(Part(name=parts.shown(part), eager_s=totals.get(part, 0.0), final_s=final_s, floor_s=floor_s,
                          basis=basis, cure=cure(by_kind, its_light, floor_s) if worth else ""))  # fmt: skip
-    return [*rows, *_rest(order[MOST_PARTS:], totals, ends, floors if light is not None else None, bool(after))]
-
-
-def _rest(names: list[str], totals: Mapping[str, float], ends: Mapping[str, float], floors: Mapping[str, float] | None,
-          known: bool) -> list[Part]:  # fmt: skip
-    if not names:
-        return []
-    sums = [sum(each.get(name, 0.0) for name in names) for each in (totals, ends, floors or {})]
-    return [Part(name=f"{len(names)} smaller parts", eager_s=sums[0], final_s=sums[1] if known else None,
-                 floor_s=None if floors is None else sums[2], basis="measured" if known else "", cure="")]  # fmt: skip
+    if smaller := order[16:]:
+        sums = [sum(each.get(name, 0.0) for name in smaller) for each in (totals, ends, floors)]
+        rows.append(Part(name=f"{len(smaller)} smaller parts", eager_s=sums[0], final_s=sums[1] if after else None,
+                         floor_s=None if light is None else sums[2], basis="measured" if after else "",
+                         cure=""))  # fmt: skip
+    return rows
 
 
 def _totals(times: Times | None) -> dict[str, float]:
@@ -277,7 +265,7 @@ def _totals(times: Times | None) -> dict[str, float]:
 
 
 def _floors(rows: Iterable[tuple[str, str, float]] | None, parts: Partition) -> Times | None:
-    """The cost model's floors by part and kind; None where nothing was priced."""
+    """The cost model's floors by part and kind; None if the model was not priced."""
     if rows is None:
         return None
     found: Times = {}
@@ -298,30 +286,30 @@ def _idle(walls_s: tuple[float, float], eager_busy_s: float, final_busy_s: float
 
 
 CURES = {
-    PRODUCTS: "larger or tuned products (more rows a call), or fewer bits within an error_budget",
+    PRODUCTS: "larger or tuned GEMMs (more rows a call), or fewer bits within an error_budget",
     ATTENTION: "a faster attention kernel, or a mask that it can skip blocks by",
     CONVOLUTIONS: "convolutions by another algorithm or layout, or fewer bits within an error_budget",
-    "norms": "the norm fused into the product before or after it",
+    "norms": "the norm fused into the GEMM before or after it",
     "copies": "layouts that need no copies",
-    "softmax and losses": "the softmax fused into its product",
-    "embeddings": "rows gathered once, in the order they are needed",
+    "softmax and losses": "the softmax fused into its GEMM",
+    "embeddings": "rows gathered once, in the order of their use",
     "optimizer": "one fused optimizer step",
 }
-FUSED = "its elementwise passes fused into the products around them"
 
 
 def cure(spent: Mapping[str, float], light: Mapping[str, float], floor_s: float | None) -> str:
-    """What would close the gap of a part, by the kind of kernel that is farthest above its own floor."""
+    """How to reduce the time of a part, by the kind of kernel that is farthest above its own floor."""
     total_s = sum(spent.values())
-    if floor_s is None or not spent or total_s <= CLOSE * floor_s:
+    if floor_s is None or not spent or total_s <= 1.1 * floor_s:
         return ""
     heavy = (PRODUCTS, ATTENTION, CONVOLUTIONS)
-    # Passes over memory have no floor of their own here: what they need beyond the heavy kernels is the part's rest.
+        # Elementwise kernels have no floor of their own: they share the part's floor beyond that of the heavy kernels.
     rest_s = sum(light.values()) - sum(light.get(kind, 0.0) for kind in heavy)
     passes = {kind: s for kind, s in spent.items() if kind not in heavy}
     share = rest_s / sum(passes.values()) if passes and sum(passes.values()) else 0.0
     excess = {kind: s - (light.get(kind, 0.0) if kind in heavy else s * share) for kind, s in spent.items()}
     kind = max(excess, key=lambda each: excess[each])
     if kind in heavy and light.get(kind, 0.0) == 0.0 and light.get(ATTENTION, 0.0) > 0.0:
-        return f"{kind} {show_seconds(spent[kind])}: an attention kernel in place of products and softmax"
-    return f"{kind} {show_seconds(excess[kind])} above their floor: {CURES.get(kind, FUSED)}"
+        return f"{kind} {show_seconds(spent[kind])}: an attention kernel in place of GEMMs and softmax"
+    advice = CURES.get(kind, "its elementwise kernels fused into the GEMMs around them")
+    return f"{kind} {show_seconds(excess[kind])} above their floor: {advice}"

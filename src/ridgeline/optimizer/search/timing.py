@@ -1,4 +1,4 @@
-"""Interleaved A/B timing of callables that do the same, with a stated confidence, and the memory each needs."""
+"""Interleaved timing of callables that compute the same, with confidence intervals, and their memory use."""
 
 from __future__ import annotations
 
@@ -23,33 +23,24 @@ from ridgeline.engine.state import Beside
 from ridgeline.optimizer.search.loss import Loss
 
 Call = Callable[..., Any]
-SLICE_S = 4e-3
-"""A turn lasts about this long: short calls are made several times."""
-MAX_CALLS = 50
-HOST_ROUNDS = 3
 MIN_ROUNDS, MAX_ROUNDS = 5, 40
 LAST_ROUNDS = 12
-"""Rounds of a race that nothing comes after. Simulated (tests/unit/optimizer/test_guarantee.py): where every turn is
-slowed by a factor of 1.4 or not at random, five rounds overlook a rival that is 5 % ahead in one of ten races, twelve
-in one of a hundred."""
-CONFIDENCE = 0.95
+"""Rounds of a final race. Simulated (tests/unit/optimizer/test_guarantee.py): if every turn is slowed by 1.4 at random,
+five rounds overlook a rival that is 5 % ahead in one of ten races, twelve in one of a hundred."""
 NOISE_FRAC = 0.005
-"""Medians closer than this are taken as equal even where a test could tell them apart."""
+"""Medians closer than this count as equal, even if a test could tell them apart."""
 CLEAR_FRAC = 0.02
-_COPY_BYTES = 64 << 20
-"""Inputs up to this size go round in copies at other addresses; so do larger ones, but caches, where there is room."""
-ROOM_FRAC = 0.1
 
 
 class Contender(Protocol):
-    """Something to be timed, with what it needs switched on around the turn, not inside it."""
+    """A contender of a race; ``switched`` holds what must be active around its turn."""
 
     def switched(self) -> AbstractContextManager[Call]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One contender's seconds a call, a number for every round."""
+    """One contender's seconds per call, a number for every round."""
 
     seconds: tuple[float, ...]
 
@@ -68,24 +59,24 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How many times as fast ``b`` is as ``a``, and the interval that holds it with 95 % confidence."""
+    """The speedup of ``b`` over ``a`` with its 95 % confidence interval."""
 
     speedup: float
     low: float
     high: float
     num_rounds: int
-    undisturbed: float = 1.0  # how many times as fast in the fastest tenth of the rounds
+    undisturbed: float = 1.0  # the speedup in the fastest tenth of the rounds
 
     @property
     def faster(self) -> bool:
-        """Beyond noise."""
+        """Faster beyond noise."""
         return self.low > 1.0 and self.speedup > 1.0 + NOISE_FRAC
 
     @property
     def ahead(self) -> bool:
-        """Faster by the median of rounds or where least disturbed, whether chance explains it or not.
+        """Faster by the median of rounds or in the fastest ones, significant or not.
 
-        Medians of pairs see through drift, the fastest rounds through a machine that is slowed now and then.
+        Medians of paired rounds cancel drift, the fastest rounds avoid interruptions.
         """
         return max(self.speedup, self.undisturbed) > 1.0 + NOISE_FRAC
 
@@ -99,29 +90,29 @@ class Comparison:
 
     @property
     def seems_apart(self) -> bool:
-        """By so much that more rounds may show it."""
+        """Apart by so much that more rounds may show it."""
         return abs(self.speedup - 1.0) > CLEAR_FRAC
 
     @property
     def clear(self) -> bool:
-        """Decided by so much that further rounds need not be looked at; looking after every round would favor luck."""
+        """Decided so clearly that a race can stop early; stopping at any significance would favor luck."""
         return self.low > 1.0 + CLEAR_FRAC or self.high < 1.0 - CLEAR_FRAC
 
 
 def compare(a: Timed, b: Timed) -> Comparison:
-    """The median of the rounds' ratios, with its bootstrap interval; rounds are paired, so drift cancels."""
+    """The median of the rounds' ratios with its bootstrap interval; rounds are paired, so drift cancels."""
     ratios = np.array([x / y for x, y in zip(a.seconds, b.seconds, strict=True)])
     drawn = np.random.default_rng(0).choice(ratios, size=(1000, len(ratios)))
-    tail = 50 * (1 - CONFIDENCE)
+    tail = 50 * (1 - 0.95)
     low, high = np.percentile(np.median(drawn, axis=1), [tail, 100 - tail])
     return Comparison(float(np.median(ratios)), float(low), float(high), len(ratios), a.low_s / b.low_s)
 
 
 class Track:
-    """Where contenders take turns: inputs to go round, the model's state to put back, and a clock.
+    """The timing harness: rotates inputs, restores the model's state after every turn, and holds the clock.
 
-    In training a turn is forward, backward and clearing the gradients, and ``update`` before that where there is one;
-    in inference a call without gradients.
+    In training a turn is forward, backward, ``update`` if there is one, and clearing the gradients; in inference a call
+    without gradients.
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs, mode: str, loss: Call | None, device: torch.device,
@@ -136,21 +127,21 @@ class Track:
         hidden = [t for _, t in self.state.watch.tensors.values() if t.requires_grad and t.is_leaf]
         self.beside = Beside(model, loss, [*others, *hidden])
         made = [(held, key, held.get(key)) for _, held, key in self.state.watch.made()]
-        self.made = made  # weights that hooks make before every call
+        self.made = made  # weights that hooks recompute before every call
         self.state.given = [*given_dice(inputs), self.beside.restore, self._forget_made]
-        self.origin: Watch | None = None  # the model before its first call, where every call changes it
+        self.origin: Watch | None = None  # the model before its first call, if every call changes it
         self.mutates = self.appends = False
         self.copies = [inputs]
         self._turns = 0
         self.steady = False
         self.update: Callable[[], Any] | None = None
-        self.waits = mode == "infer"  # after every call, as whoever wants its result does
+        self.waits = mode == "infer"  # synchronizes after every call, as a caller who reads the result does
         self._kept: dict[int, tuple[Inputs, Inputs, Any]] = {}
         self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.remade: list[tuple[torch.Tensor, torch.Tensor]] = []  # inputs that calls turn, resize or mark in place
+        self.remade: list[tuple[torch.Tensor, torch.Tensor]] = []  # inputs whose metadata calls change in place
 
     def settle(self, call: Call) -> float:
-        """One call of eager PyTorch: whether calls change their inputs, and about how long they take."""
+        """Make one eager call: find out whether calls change their inputs, and about how long they take."""
         trial = self.inputs.copied()
         before, places, form = Before(trial), [id(tensor) for _, tensor in trial.named()], _form(trial)
         find_written = self.state.looking_for_written_weights(self.model)
@@ -169,14 +160,15 @@ class Track:
             self._settle_names(call)
         self.restore()
         num_bytes = sum(t.nbytes for t in self.inputs.tensors())
-        if not self.mutates and num_bytes < _COPY_BYTES:
+        # Small inputs rotate through copies at other addresses; so do larger ones, except caches, if memory allows.
+        if not self.mutates and num_bytes < 64 << 20:
             self.copies = [self.inputs, self._taken(call, 8), self._taken(call, 10)]
-        elif not self.mutates and not self.inputs.has_cache and num_bytes < ROOM_FRAC * free_bytes(self.device):
+        elif not self.mutates and not self.inputs.has_cache and num_bytes < 0.1 * free_bytes(self.device):
             self.copies = [self.inputs, self._taken(call, 8)]
         return self.about_s(call)
 
     def _taken(self, call: Call, seed: int) -> Inputs:
-        """Inputs to go round that the model takes."""
+        """Other inputs that the model accepts."""
 
         def turn(inputs: Inputs) -> None:
             try:
@@ -187,7 +179,7 @@ class Track:
         return self.inputs.taken(seed, turn)[0]
 
     def _settle_names(self, call: Call) -> None:
-        """What the first call sets up stays; what every call changes is put back after each, and all in the end."""
+        """Keep what the first call initializes; restore what every call changes, and all of it in the end."""
         self.state.watch.detach()
         self.state.restore()
         again = State(self.model)
@@ -202,7 +194,7 @@ class Track:
         self.state = again
 
     def restore(self) -> None:
-        """The model's state and the inputs it writes to as they were."""
+        """Restore the model's state and the inputs that calls write to."""
         self.state.restore()
         for tensor, kept in self.remade:
             if _kind_of(tensor) != _kind_of(kept):
@@ -213,17 +205,17 @@ class Track:
                 tensor.detach().copy_(kept)
 
     def _forget_made(self) -> None:
-        """The last call's, without its history, which keeps parameters' gradients on the stream of that call."""
+        """Detach weights made by hooks: their autograd history would bind gradients to the stream of the last call."""
         for held, key, _ in self.made:
             if isinstance(held.get(key), torch.Tensor):
                 held[key] = held[key].detach()
 
     def hand_back(self) -> None:
-        """Everything as it was found, gradients included: turns clear them."""
+        """Restore everything as it was found, gradients included."""
         self.restore()
         if self.origin is not None:
             self.origin.restore()
-            for put_back in self.state.moving:  # iterators, whose places names do not keep
+            for put_back in self.state.moving:  # iterators, whose positions are not attributes
                 put_back()
         for held, key, value in self.made:
             held[key] = value
@@ -232,11 +224,11 @@ class Track:
             parameter.grad = gradient
 
     def run(self, call: Call, inputs: Inputs) -> Any:
-        """One turn's work."""
+        """The work of one turn."""
         if self.mode == "infer":
             with torch.no_grad():
                 return call(*inputs.args, **inputs.kwargs)
-        value = self.loss(call(*inputs.args, **inputs.kwargs))  # results let go of: nobody needs less memory than so
+        value = self.loss(call(*inputs.args, **inputs.kwargs))  # drops the outputs, which saves memory
         with casts.off():
             value.backward()
         if self.update is not None:
@@ -253,11 +245,10 @@ class Track:
         return min(self.turn_s(call, 1), self.turn_s(call, 1))
 
     def turn_s(self, call: Call, num: int) -> float:
-        """Seconds a call, over ``num`` of them in a row.
+        """Seconds per call, over ``num`` calls in a row.
 
-        In inference each is waited for. What the host does before the first kernel then counts, as it does for a caller
-        who looks at the result; in a row it hides behind the device's work for the call before, and a candidate that
-        starts late would win by a hair what it loses by itself.
+        In inference each call is synchronized, so that host time before the first kernel counts, as it does for a
+        caller who reads the result. Unsynchronized calls hide it behind the device work of the call before.
         """
         ready = [self._next(self._turns + i) for i in range(num)]
         self._turns += num
@@ -275,9 +266,9 @@ class Track:
         return spent_s
 
     def host_s(self, call: Call) -> float:
-        """Seconds until a call returns, whether the device is done or not: the least of a few."""
+        """Seconds until a call returns, whether the device is done or not: the least of three."""
         found = []
-        for i in range(HOST_ROUNDS):
+        for i in range(3):
             ready = self._next(i)
             self.synchronize()
             began = time.perf_counter()
@@ -290,7 +281,7 @@ class Track:
         return min(found)
 
     def once(self, call: Call, around: AbstractContextManager[Any]) -> None:
-        """One call within a context, a recording say; nothing but the call is in it."""
+        """Make one call inside a context, a profiler for example, which sees nothing else."""
         ready = self._next(0)
         self.synchronize()
         with around:
@@ -301,7 +292,7 @@ class Track:
         self._look_over()
 
     def _next(self, i: int) -> Inputs:
-        """Containers that calls leave as they are go round, as a cache does in generation; others are new each time."""
+        """The next inputs. Containers that calls leave unchanged are reused, as caches are in generation."""
         given = self.copies[i % len(self.copies)]
         if not self.steady:
             return given.reused()
@@ -314,7 +305,7 @@ class Track:
         self._kept[id(given)] = (given, again, _form(again))
 
     def _look_over(self) -> None:
-        """A contender that leaves its mark on a container spoils it for nobody else."""
+        """Replace containers that a contender has changed."""
         for given, again, form in list(self._kept.values()):
             if _form(again) != form:
                 self._keep(given)
@@ -327,9 +318,9 @@ class Track:
         least_rounds: int = MIN_ROUNDS,
         least_calls: int = 1,
     ) -> dict[str, Timed]:
-        """All contenders in turns, until ``pairs`` are clearly decided or the time is spent, at most twice over.
+        """Time all contenders in turns, until ``pairs`` are clearly decided or twice the time is spent.
 
-        ``least_calls`` in a row are a turn where the time is enough for them: a loop does not wait for its steps.
+        A turn has ``least_calls`` calls in a row if there is time for them: a loop does not wait for its steps.
         """
         about_s = {}
         for name, runner in runners.items():
@@ -352,10 +343,11 @@ class Track:
         return {name: Timed(tuple(seconds)) for name, seconds in found.items()}
 
     def _calls_a_turn(self, one_s: float) -> int:
-        return 1 if self.mutates else max(1, min(MAX_CALLS, math.ceil(SLICE_S / max(one_s, 1e-6))))
+        """Short calls are repeated so that a turn lasts about 4 ms."""
+        return 1 if self.mutates else max(1, min(50, math.ceil(4e-3 / max(one_s, 1e-6))))
 
     def extra_bytes(self, call: Call) -> int | None:
-        """The most memory a call needs beyond what rests between calls; None where the device does not count."""
+        """Peak memory of a call beyond what stays allocated between calls; None if the device does not count."""
         if self.device.type != "cuda":
             return None
         self.turn_s(call, 1)
@@ -371,7 +363,7 @@ class Track:
         return peak - resting
 
     def reserved_bytes(self, call: Call) -> int:
-        """The most memory the allocator holds for a call, gaps between blocks included; 0 where nothing is counted."""
+        """Peak memory that the allocator reserves for a call, gaps included; 0 if the device does not count."""
         if self.device.type != "cuda":
             return 0
         reserved_bytes(self.device)
@@ -381,17 +373,17 @@ class Track:
 
 
 def in_turn(order: Sequence[Any], i: int) -> list[Any]:
-    """The order of the i-th round: everybody is first, and everybody comes behind everybody else, equally often.
+    """The order of the i-th round: every contender is first, and follows every other one, equally often.
 
-    What ran before leaves its marks on caches and clocks: with three in a ring the one behind the slowest was measured
-    40 to 100 µs slower than the same code behind itself.
+    The previous contender affects caches and clocks: with three in a fixed order the one behind the slowest was
+    measured 40 to 100 µs slower than the same code behind itself.
     """
     turned = list(order[i // 2 % len(order) :]) + list(order[: i // 2 % len(order)])
     return turned[::-1] if i % 2 else turned
 
 
 def _form(inputs: Inputs) -> Any:
-    """All of a call's arguments but the contents of their tensors, and which tensors; None where that is too much."""
+    """Everything about a call's arguments but the contents of tensors; None if that is too much."""
     try:
         flat = flatten((inputs.args, tuple(inputs.kwargs.items())), grad=False)
     except TooLarge:
@@ -400,7 +392,7 @@ def _form(inputs: Inputs) -> Any:
 
 
 def _kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What a tensor is besides the numbers in it; of one that is not strided its shape and type."""
+    """The metadata of a tensor; for one that is not strided only shape and dtype."""
     told = (tensor.layout, tensor.shape, tensor.dtype, tensor.requires_grad)
     if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
         return told
@@ -412,12 +404,12 @@ def _all_clear(found: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, 
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that nobody uses on the device; 0 where it does not count."""
+    """Free memory of the device; 0 if it does not count."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else 0
 
 
 def held_bytes(device: torch.device) -> int:
-    """Memory in use on the device after rubbish is collected; 0 where the device does not count."""
+    """Allocated memory of the device after garbage collection; 0 if it does not count."""
     if device.type != "cuda":
         return 0
     gc.collect()
@@ -426,9 +418,9 @@ def held_bytes(device: torch.device) -> int:
 
 
 def reserved_bytes(device: torch.device) -> int:
-    """Memory the allocator keeps, pools of captured graphs included, after what it can give back was given back.
+    """Reserved memory of the device, pools of captured graphs included, after freeing all cached blocks.
 
-    So are the workspaces of products: those of recordings lie in their pools, and eager's, if it ran last, beside them.
+    cuBLAS workspaces are freed too: those of captures lie in their pools, eager's outside.
     """
     if device.type != "cuda":
         return 0
