@@ -1,7 +1,7 @@
-"""Makes models faster and proves it: named rewrites, kernels in their place, a torch.compile backend, search, receipts.
+"""``optimize`` and its parts: named graph rewrites, kernels of ours, a torch.compile backend, the search and receipts.
 
-``import ridgeline`` makes ``torch.compile(model, backend="ridgeline")`` known; importing this makes it known even where
-PyTorch had looked for backends before.
+Importing this package registers ``torch.compile(model, backend="ridgeline")``, also if PyTorch has already collected
+the backends of installed packages; otherwise PyTorch finds it by its entry point.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ if importlib.util.find_spec("torch") is None:
 
 _registry = sys.modules.get("torch._dynamo.backends.registry")
 for _point in entry_points(group="torch_dynamo_backends") if _registry is not None else ():
-    if _point.name == "ridgeline":  # PyTorch may have looked before; where it has not, it will find it by itself
+    if _point.name == "ridgeline":
         _registry._BACKENDS.setdefault(_point.name, _point)  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The torch.compile backend "ridgeline": rewrites the traced graph by name, lowers it and says what it did."""
+"""The torch.compile backend "ridgeline": rewrites a traced graph, lowers it, and reports what was rewritten."""
 
 from __future__ import annotations
 
@@ -25,20 +25,15 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Re
 
 COMPILERS = ("none", "inductor", "inductor-autotune")
 OWN_OPTIONS = ("attention", "matched", "narrow", "pieces", "timed_convolutions")
-"""Options that rewrites read, and ``matched``, which wants a graph left alone that none changes; the others are a
-compiler's."""
+"""Options of ours, as opposed to Inductor's. ``matched`` rejects a graph in which no rewrite matches."""
 AUTOTUNED: Mapping[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
-"""Inductor's options behind ``inductor-autotune``, without its CUDA graphs: those are ours."""
+"""Inductor's options behind ``inductor-autotune``; its CUDA graphs stay off, because we capture."""
 UNCHANGED = "no rewrite matched that changes what is computed: it would be torch.compile"
-LEAST_NODES = 50
-"""Below, a graph is what is left between the breaks of a model, and says nothing about the rest of it."""
-RECOMPILE_LIMIT = 64
-"""Dynamo keeps this many compiled variants of a function before it gives up: a search makes more than its usual 8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Something that looked like a match and was left alone."""
+    """A possible match that a rewrite left alone, and why."""
 
     rewrite: str
     where: str
@@ -47,7 +42,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class Report:
-    """What happened to a model on its way through the backend: filled while it is compiled."""
+    """What the backend did to a model, filled during compilation."""
 
     graphs: int = 0
     nodes_before: int = 0
@@ -55,8 +50,8 @@ class Report:
     matches: list[Match] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     breaks: dict[str, int] = field(default_factory=dict)
-    casts: int = 0  # of autocast, written into graphs
-    recompiles: int = 0  # graphs that a second call like the first was compiled to anew
+    casts: int = 0  # autocast's casts written into graphs
+    recompiles: int = 0  # graphs compiled by a second call like the first
     undos: list[Callable[[], None]] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
@@ -78,7 +73,7 @@ class Report:
         }
 
     def undo(self) -> None:
-        """Give back what rewrites changed outside the graph: parameters laid side by side get memory of their own."""
+        """Undo changes outside of the graph: concatenated parameters get memory of their own again."""
         while self.undos:
             self.undos.pop()()
 
@@ -97,11 +92,11 @@ def compiled(
     report: Report | None = None,
     fullgraph: bool = False,
 ) -> Callable[..., Any]:
-    """The model behind torch.compile with this backend, specialized to the shapes it sees.
+    """The model behind torch.compile with this backend, specialized to the shapes it is called with.
 
-    ``rewrites`` are names (None: those recommended for the mode, the compiler and the device). ``options`` go to the
-    compiler, but for ``attention``, which the attention rewrites read, and ``pieces``: False hands it the whole graph
-    at once. ``report`` is filled as graphs are compiled.
+    ``rewrites`` are names (None: those recommended for mode, compiler and device). ``options`` go to the compiler,
+    except ``attention``, which the attention rewrites read, and ``pieces``: False compiles the graph as a whole.
+    ``report`` is filled as graphs are compiled.
     """
     return Traced(model, fullgraph=fullgraph).lowered(
         rewrites=rewrites, compiler=compiler, options=options, report=report
@@ -109,16 +104,17 @@ def compiled(
 
 
 class Traced:
-    """A function behind torch.compile that is traced once and lowered as often as asked.
+    """A function behind torch.compile that is traced once and lowered in several ways.
 
-    Tracing a large model takes longer than lowering it. Each way to lower it is a call of its own; all of them go
-    through the same guards, and every graph behind those runs as the call in progress wants it.
+    Tracing a large model takes longer than lowering it. Each lowering has a callable of its own; all share the guards,
+    and every graph behind them runs as the call in progress was lowered.
     """
 
     def __init__(self, model: Any, *, fullgraph: bool = False) -> None:
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
-        self._desk = Desk()
-        self._run = torch.compile(model, backend=self._desk.collected, dynamic=False, fullgraph=fullgraph)
+        # Dynamo compiles at most so many variants of a function; a search needs more than the default 8.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        self._collector = GraphCollector()
+        self._run = torch.compile(model, backend=self._collector.collected, dynamic=False, fullgraph=fullgraph)
 
     def lowered(
         self,
@@ -128,35 +124,35 @@ class Traced:
         options: Mapping[str, Any] | None = None,
         report: Report | None = None,
     ) -> Callable[..., Any]:
-        """The function lowered this way, as ``compiled`` takes it."""
+        """The function lowered this way; arguments as for ``compiled``."""
         _checked(compiler)
-        chosen(rewrites or (), INFERENCE)  # an unknown name is told now, not in the middle of a compilation
-        way = Way(rewrites, compiler, dict(options or {}), Report() if report is None else report)
-        here, traced = self._desk.here, self._run
+        chosen(rewrites or (), INFERENCE)  # reports an unknown name now, not in the middle of a compilation
+        lowering = Lowering(rewrites, compiler, dict(options or {}), Report() if report is None else report)
+        here, traced = self._collector.here, self._run
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            before = getattr(here, "way", None)
-            here.way = way
+            before = getattr(here, "lowering", None)
+            here.lowering = lowering
             try:
                 return traced(*args, **kwargs)
             finally:
-                here.way = before
+                here.lowering = before
 
         return run
 
 
-class Desk:
-    """Where the tracer hands in its graphs. It outlives the model, which it therefore does not know: PyTorch keeps
-    every backend it was given until it is reset, and with it whatever the backend holds."""
+class GraphCollector:
+    """The backend that receives Dynamo's graphs. It holds no model, because PyTorch keeps every backend alive until
+    it is reset."""
 
     def __init__(self) -> None:
         self.here = threading.local()
         self._before = Counter(torch._dynamo.utils.counters["graph_break"])
         self.breaks: dict[str, int] = {}
 
-    def way(self) -> Way:
+    def lowering(self) -> Lowering:
         """How the call in progress wants its graphs lowered."""
-        found: Way = self.here.way
+        found: Lowering = self.here.lowering
         return found
 
     def collected(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph:
@@ -167,8 +163,8 @@ class Desk:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Way:
-    """How graphs are lowered, and the report that is filled on the way."""
+class Lowering:
+    """How graphs are lowered, and the report to fill."""
 
     rewrites: Sequence[str] | None
     compiler: str
@@ -177,15 +173,15 @@ class Way:
 
 
 class Graph:
-    """A traced graph and what was made of it for each way that was asked for and is still held."""
+    """A traced graph, and its compiled callables by lowering."""
 
-    def __init__(self, desk: Desk, gm: fx.GraphModule) -> None:
-        self.desk, self.gm = desk, _copied(gm)  # the tracer strips its own of what it knows
+    def __init__(self, collector: GraphCollector, gm: fx.GraphModule) -> None:
+        self.collector, self.gm = collector, _copied(gm)  # Dynamo strips the metadata of its own graph
         self.mode = tracing_mode()
-        self.calls: weakref.WeakKeyDictionary[Way, Callable[..., Any]] = weakref.WeakKeyDictionary()
+        self.calls: weakref.WeakKeyDictionary[Lowering, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
     def __call__(self, *args: Any) -> Any:
-        call = self.calls.get(self.desk.way())
+        call = self.calls.get(self.collector.lowering())
         if call is None:
             with self._tracing():
                 call = self.lowered(args, self._stand_ins(args))
@@ -197,18 +193,18 @@ class Graph:
         return returned
 
     def lowered(self, inputs: Sequence[Any], stand_ins: Sequence[Any] | None = None) -> Callable[..., Any]:
-        """What this graph is for the way of the call in progress; rewrites look at tensors, compilers at stand-ins."""
-        way = self.desk.way()
-        call = lower(self.gm, inputs, rewrites=way.rewrites, compiler=way.compiler, options=way.options,
-                     report=way.report, stand_ins=stand_ins)  # fmt: skip
-        way.report.breaks = self.desk.breaks
-        self.calls[way] = call
+        """Lower the graph for the call in progress; rewrites read real tensors, compilers fake ones."""
+        wanted = self.collector.lowering()
+        call = lower(self.gm, inputs, rewrites=wanted.rewrites, compiler=wanted.compiler, options=wanted.options,
+                     report=wanted.report, stand_ins=stand_ins)  # fmt: skip
+        wanted.report.breaks = self.collector.breaks
+        self.calls[wanted] = call
         return call
 
     def _stand_ins(self, inputs: Sequence[Any]) -> list[Any]:
-        """The inputs as the tracer knew them: of tensors a compiler would not know that their sizes never change.
+        """The tracer's fake inputs, whose sizes a compiler may take as static.
 
-        Parameters that were laid out anew since, which guards do not notice, are taken as they lie now.
+        A parameter with another layout since tracing, which guards do not notice, gets a new fake tensor.
         """
         known = [node.meta.get("example_value") for node in self.gm.graph.find_nodes(op="placeholder")]
         return [self._stand_in(given, value) for given, value in zip(inputs, known, strict=True)]
@@ -221,25 +217,25 @@ class Graph:
         return stand_in(given, self.mode)
 
     def _tracing(self) -> contextlib.AbstractContextManager[Any]:
-        """The tracer's context as compilers look for it, made again."""
+        """The tracer's context, which compilers look for."""
         if self.mode is None:
             return contextlib.nullcontext()
         return torch._guards.tracing(torch._guards.TracingContext(self.mode))
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    """What ``torch.compile(model, backend="ridgeline", options={"rewrites": […], "compiler": …})`` calls.
+    """The entry point of ``torch.compile(model, backend="ridgeline", options={"rewrites": […], "compiler": …})``.
 
-    Without ``compiler`` it is Inductor, tuned where ``mode`` begins with ``max-autotune``; other options go to it.
+    The compiler is Inductor by default, tuned if ``mode`` begins with ``max-autotune``; other options go to it.
     """
     given = dict(options.pop("options", None) or {}) | options
     tuned = str(given.pop("mode", None) or "").startswith("max-autotune")
     compiler = given.pop("compiler", "inductor-autotune" if tuned else "inductor")
     rewrites, report = given.pop("rewrites", None), given.pop("report", None)
-    strange = sorted(given.keys() - OWN_OPTIONS) if compiler == "none" else []
-    if strange:
+    unknown = sorted(given.keys() - OWN_OPTIONS) if compiler == "none" else []
+    if unknown:
         known = ("compiler", "rewrites", "report", *OWN_OPTIONS)
-        raise OptimizeError(f"no option {strange[0]!r} without a compiler{nearest(strange[0], known)}")
+        raise OptimizeError(f"no option {unknown[0]!r} without a compiler{nearest(unknown[0], known)}")
     return lower(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=given, report=report)
 
 
@@ -253,15 +249,17 @@ def lower(
     report: Report | None = None,
     stand_ins: Sequence[Any] | None = None,
 ) -> Callable[..., Any]:
-    """A callable that computes the graph: rewritten, then run as it is or handed to Inductor.
+    """Rewrite a graph, and run it as it is or compile it by Inductor.
 
-    ``stand_ins`` are what a compiler is told of the inputs, where these are tensors of a call and no tracer is at work.
+    ``stand_ins`` are fake tensors for a compiler, if the inputs are real tensors of a call outside of tracing.
     """
     _checked(compiler)
     report = Report() if report is None else report
     chosen_options = dict(options or {})
     scene = rewritten(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=chosen_options, report=report)
-    if chosen_options.get("matched") and len(gm.graph.nodes) >= LEAST_NODES and not _changes(report):
+    matched = any(all_rewrites()[match.rewrite].exact != "bits" for match in report.matches)
+    # Smaller graphs are fragments between graph breaks, which say nothing about the rest of the model.
+    if chosen_options.get("matched") and len(gm.graph.nodes) >= 50 and not matched:
         raise OptimizeError(UNCHANGED)
     with _as_written(scene):
         call = _lowered(scene, example_inputs if stand_ins is None else stand_ins, compiler, chosen_options)
@@ -275,11 +273,6 @@ def lower(
     return _fed(call, scene, gm.forward)
 
 
-def _changes(report: Report) -> bool:
-    """Whether a rewrite matched that does more than leave out what does nothing."""
-    return any(all_rewrites()[match.rewrite].exact != "bits" for match in report.matches)
-
-
 def rewritten(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -289,24 +282,25 @@ def rewritten(
     options: Mapping[str, Any] | None = None,
     report: Report | None = None,
 ) -> Scene:
-    """The scene of a graph after its rewrites. The given module is left as it was; what fails is left out."""
+    """Rewrite a copy of a graph, and return its context. Rewrites that fail are left out."""
     report = Report() if report is None else report
     options = {**(options or {}), LOWERED_BY: compiler}
     training = is_training(example_inputs)
-    names = recommended(_mode(training), compiler, _device(example_inputs)) if rewrites is None else rewrites
+    mode = TRAINING if training else INFERENCE
+    names = recommended(mode, compiler, _device(example_inputs)) if rewrites is None else rewrites
     report.graphs += 1
     report.nodes_before += len(gm.graph.nodes)
     failed: list[Refusal] = []
-    while True:  # a rewrite that fails is left out, and the others start afresh: rare, so no copies are kept for it
+    while True:  # if a rewrite fails, start again without it: failures are rare, so no copies are kept for them
         scene = _cast_scene(gm, example_inputs, training, options)
         left_out = {each.rewrite for each in failed}
         wanted = [each for each in chosen(names, scene.mode) if each.name not in left_out]
         with _as_written(scene):
-            done, wrong = _done(scene, wanted)
+            done, wrong = _run_rewrites(scene, wanted)
         if wrong is None:
             break
         failed.append(wrong)
-    scene.gm.graph.eliminate_dead_code(_is_impure)
+    scene.gm.graph.eliminate_dead_code(lambda node: not is_removable(node))
     scene.gm.recompile()
     report.matches += done
     report.casts += scene.casts or 0
@@ -315,8 +309,8 @@ def rewritten(
     return scene
 
 
-def _done(scene: Scene, wanted: Sequence[Rewrite]) -> tuple[list[Match], Refusal | None]:
-    """What the rewrites replaced, up to the first that fails or changes what the graph returns."""
+def _run_rewrites(scene: Scene, wanted: Sequence[Rewrite]) -> tuple[list[Match], Refusal | None]:
+    """Run rewrites until one fails or changes the type of an output; returns the matches and that failure."""
     before = _signature(scene)
     done: list[Match] = []
     for each in wanted:
@@ -324,7 +318,7 @@ def _done(scene: Scene, wanted: Sequence[Rewrite]) -> tuple[list[Match], Refusal
             found = scene.run(each.name, each.change)
             if scene.relaxed:
                 scene.refresh()
-        except Exception as error:  # a rewrite that cannot cope leaves the graph alone, and says so
+        except Exception as error:  # reported, and left out
             return done, Refusal(each.name, "", f"{type(error).__name__}: {error}")
         if found and _signature(scene) != before:
             return done, Refusal(each.name, "", "it would change the type or layout of an output")
@@ -333,12 +327,8 @@ def _done(scene: Scene, wanted: Sequence[Rewrite]) -> tuple[list[Match], Refusal
 
 
 def is_training(example_inputs: Sequence[Any]) -> bool:
-    """Whether gradients will be asked of a graph: they are recorded and something it reads requires one."""
+    """Whether gradients are recorded and an input requires one."""
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in example_inputs)
-
-
-def _mode(training: bool) -> str:
-    return TRAINING if training else INFERENCE
 
 
 def _device(example_inputs: Sequence[Any]) -> str:
@@ -365,7 +355,7 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _cast_scene(gm: fx.GraphModule, example_inputs: Sequence[Any], training: bool, options: Any) -> Scene:
-    """The scene with what autocast does written out, or, where that cannot be told, as it was traced."""
+    """The context with autocast's casts written into the graph, or as traced if they cannot be determined."""
     scene, state = _scene(gm, example_inputs, training, options), casts.active()
     if not state and not any(node.target is autocast.ENTER for node in gm.graph.nodes):
         return scene
@@ -377,7 +367,7 @@ def _cast_scene(gm: fx.GraphModule, example_inputs: Sequence[Any], training: boo
 
 
 def _as_written(scene: Scene) -> Any:
-    """Around whatever works out values of a scene: no autocast where it is written out."""
+    """The context in which values of the graph are computed: without autocast if its casts are written out."""
     return casts.off() if scene.casts is not None else contextlib.nullcontext()
 
 
@@ -390,9 +380,9 @@ def _without_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copied_graph(gm: fx.GraphModule) -> fx.Graph:
-    """The graph again, node for node, with the tracer's notes on where each input came from.
+    """Copy a graph with the metadata on where each input came from.
 
-    Not with its weak references to them, which the tracer drops too: a weight that has one cannot be swapped.
+    ``grapharg`` is left out: its weak references prevent swapping a weight, and Dynamo drops it too.
     """
     graph = fx.Graph()
     table: dict[fx.Node, fx.Node] = {}
@@ -408,7 +398,7 @@ def _copied_graph(gm: fx.GraphModule) -> fx.Graph:
 
 
 def _signature(scene: Scene) -> list[tuple[Any, ...]]:
-    """Sizes, types and devices of what the graph returns."""
+    """Shapes, strides, dtypes and devices of the outputs."""
     (output,) = scene.graph.find_nodes(op="output")
     found: list[tuple[Any, ...]] = []
     for leaf in torch.utils._pytree.tree_leaves(output.args):
@@ -421,7 +411,7 @@ def _signature(scene: Scene) -> list[tuple[Any, ...]]:
 
 
 def _timing_convolutions(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The call with cuDNN's algorithms chosen by timing, once a shape, whatever is set around it."""
+    """The call with cuDNN's algorithms chosen by timing, once per shape."""
     read, write = torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark
 
     def run(*args: Any) -> Any:
@@ -433,10 +423,6 @@ def _timing_convolutions(call: Callable[..., Any]) -> Callable[..., Any]:
             write(before)
 
     return run
-
-
-def _is_impure(node: fx.Node) -> bool:
-    return not is_removable(node)
 
 
 def _lowered(scene: Scene, inputs: Sequence[Any], compiler: str, options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -455,9 +441,9 @@ def _lowered(scene: Scene, inputs: Sequence[Any], compiler: str, options: Mappin
 
 
 def _stand_ins(scene: Scene, inputs: Sequence[Any]) -> list[Tensor]:
-    """The further inputs as a compiler needs them, sizes without memory: parameters are laid out when first run.
+    """Fake tensors for the further inputs: parameters are concatenated only at the first run.
 
-    Outside a tracer's context there is no mode to make stand-ins in, and the tensors themselves are given.
+    Outside of a tracer's context there is no fake mode, and real tensors are used.
     """
     mode = tracing_mode()
     if mode is None:
@@ -467,7 +453,7 @@ def _stand_ins(scene: Scene, inputs: Sequence[Any]) -> list[Tensor]:
 
 
 def _fed(call: Callable[..., Any], scene: Scene, fallback: Callable[..., Any]) -> Callable[..., Any]:
-    """The call with its further inputs handed in; the graph as it was traced where what was relied on has changed."""
+    """The call with its further inputs; falls back to the graph as traced if a constant it relied on has changed."""
     extras: tuple[Extra, ...] = tuple(scene.extras)
     watches = tuple(scene.watches)
 

@@ -1,4 +1,4 @@
-"""Searches remembered on disk by what they depend on: the model's code and sizes, the call, the device, versions."""
+"""A disk cache of searches, keyed by the model's code and sizes, the call, the device and library versions."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from ridgeline.optimizer.search.candidate import Candidate
 
 FORMAT = 1
 BUDGETS_S = (15.0, 60.0, 200.0)
-"""Searches of about the same length share their results; a longer one is made anew."""
+"""Searches with budgets in the same range share a cache entry."""
 _MARKS = ("_is_torch_compile",)
-"""What compiling leaves on a model."""
+"""Attributes that compiling leaves on a model."""
 _PLAIN = (int, float, bool, str, type(None), tuple, torch.dtype)
 
 
 def folder() -> Path:
-    """``$RIDGELINE_CACHE``, or ``ridgeline`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; searches have a folder in it."""
+    """The folder of cached searches: ``$RIDGELINE_CACHE``, or ``ridgeline`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     own = os.environ.get("RIDGELINE_CACHE")
     base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ridgeline"
     return base / "optimize"
 
 
 def key_of(model: nn.Module, inputs: Inputs, settings: Mapping[str, Any]) -> str:
-    """A digest of everything a search's result depends on."""
+    """A hash of everything that a search's result depends on."""
     digest = hashlib.sha256()
     for line in (*_model_lines(model), *_input_lines(inputs), *_environment_lines()):
         digest.update(line.encode())
@@ -49,7 +49,7 @@ def key_of(model: nn.Module, inputs: Inputs, settings: Mapping[str, Any]) -> str
 
 
 def described(function: Any) -> str:
-    """What a function computes, as far as its code says."""
+    """A function's bytecode as text."""
     if not isinstance(function, types.FunctionType):
         return f"{type(function).__module__}.{type(function).__qualname__} {getattr(function, '__qualname__', '')}"
     return "\n".join(_code_lines([function], set())) or function.__qualname__
@@ -60,7 +60,7 @@ def budget_class(budget_s: float) -> int:
 
 
 def _model_lines(model: nn.Module) -> Iterator[str]:
-    """The module tree: classes, plain settings, tensors' sizes and types, and each class's code once."""
+    """The module tree: classes, plain attributes, sizes and dtypes of tensors, and each class's code once."""
     classes: dict[type, None] = {}
     for path, module in model.named_modules():
         classes[type(module)] = None
@@ -69,7 +69,7 @@ def _model_lines(model: nn.Module) -> Iterator[str]:
         }
         yield f"{path}: {type(module).__module__}.{type(module).__qualname__} {sorted(settings.items(), key=str)}"
         own = {**module._parameters, **module._buffers}
-        # Without strides: a search may have left convolution weights channels last.
+        # Strides are left out: a search may have changed the layout of convolution weights.
         yield from (f"{path}.{name}: {t.dtype} {tuple(t.shape)} {t.device.type} {t.requires_grad}"
                     for name, t in own.items() if t is not None)  # fmt: skip
     yield str(getattr(model, "config", ""))
@@ -82,9 +82,9 @@ def _model_lines(model: nn.Module) -> Iterator[str]:
 
 
 def _code_lines(functions: Iterable[types.FunctionType], seen: set[types.CodeType]) -> Iterator[str]:
-    """What a model's own functions compute, and those that they name: instructions, names and constants.
+    """The bytecode of a model's own functions and of those they call: instructions, names and constants.
 
-    Not their text: of code that was run rather than imported there is none, and ReLU and sigmoid differ in a name.
+    Source text is missing for code run as a script, and ReLU and sigmoid differ only in a name.
     """
     waiting = list(functions)
     while waiting:
@@ -102,14 +102,14 @@ def _code_lines(functions: Iterable[types.FunctionType], seen: set[types.CodeTyp
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a global says how much; strings may be the names of a process, drawn when it began."""
+    """Whether a global is a number; strings may be process names, which differ every time."""
     if isinstance(value, tuple):
         return all(map(_is_number, value))
     return isinstance(value, (int, float, torch.dtype))
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A piece of code and those defined in it."""
+    """A code object and those defined in it."""
     yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
@@ -117,7 +117,7 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _told(const: Any) -> str:
-    """A constant, the same in every process: sets have no order, and code is told by itself."""
+    """A constant as text that is the same in every process: sets have no order, and code objects are listed apart."""
     if isinstance(const, types.CodeType):
         return const.co_name
     if isinstance(const, tuple):
@@ -125,13 +125,10 @@ def _told(const: Any) -> str:
     return str(sorted(map(_told, const))) if isinstance(const, frozenset) else repr(const)
 
 
-def _tensor(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()} {tensor.device.type} {tensor.requires_grad}"
-
-
 def _input_lines(inputs: Inputs) -> Iterator[str]:
     given = (inputs.args, dict(inputs.kwargs))
-    yield from (f"{path}: {_tensor(tensor)}" for path, tensor in leaves(given))
+    for path, t in leaves(given):
+        yield f"{path}: {t.dtype} {tuple(t.shape)} {t.stride()} {t.device.type} {t.requires_grad}"
     yield from _plain_lines(given)
 
 
@@ -165,7 +162,7 @@ def _environment_lines() -> Iterator[str]:
 
 @cache
 def _own_code() -> tuple[str, ...]:
-    """Our rewrites and kernels: another version of them is another search."""
+    """Hashes of our own source files: another version of the rewrites and kernels needs another search."""
     package = Path(__file__).resolve().parent.parent
     files = sorted(file for name in ("engine", "kernels", "optimizer") for file in (package / name).rglob("*.py"))
     return tuple(
@@ -174,7 +171,7 @@ def _own_code() -> tuple[str, ...]:
 
 
 def load(key: str) -> tuple[Candidate, Receipt] | None:
-    """What a search of this key found, if it was made before and can still be read."""
+    """The result of an earlier search with this key, if it can be read."""
     try:
         found = json.loads((folder() / f"{key}.json").read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
@@ -185,7 +182,7 @@ def load(key: str) -> tuple[Candidate, Receipt] | None:
 
 
 def save(key: str, candidate: Candidate, receipt: Receipt) -> bool:
-    """Remember a search; False where the folder cannot be written (the result is as good without)."""
+    """Store a search; False if the folder cannot be written."""
     document = {"format": FORMAT, "candidate": candidate.to_dict(), "receipt": receipt.to_dict()}
     try:
         folder().mkdir(parents=True, exist_ok=True)
@@ -198,5 +195,5 @@ def save(key: str, candidate: Candidate, receipt: Receipt) -> bool:
 
 
 def forget(key: str) -> None:
-    """Drop what no longer holds."""
+    """Delete an entry that is no longer valid."""
     (folder() / f"{key}.json").unlink(missing_ok=True)

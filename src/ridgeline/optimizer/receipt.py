@@ -1,4 +1,4 @@
-"""The receipt of an optimization: what was tried, measured, proved, kept and rejected, and what is left to gain."""
+"""The receipt of a search: every candidate with its time, proof and status, and what is left to gain."""
 
 from __future__ import annotations
 
@@ -15,27 +15,25 @@ WINNER, BEATEN, SLOWER, EQUAL, WRONG, LARGE, FAILED, SKIPPED = (
 )  # fmt: skip
 MEASURED = (WINNER, BEATEN, SLOWER, EQUAL)
 BARRED = {LARGE: "too large", WRONG: "not as accurate"}
-"""Why what was measured may not be returned."""
-EVEN = 1.02
-"""Times that are this close are called the same."""
+"""Why a measured candidate may not be returned."""
 RACES = (
-    "times of the result and its rivals are of the last race, the result as it is handed over; others' of when each "
-    "was tried, beside the best of then"
+    "times of the result and its rivals are from the last race, called as they are returned; other times are from when "
+    "each candidate was tried, beside the best at that time"
 )
 OVERRAN = "the search was"
-"""How the note begins that says by what a budget was exceeded."""
+"""Prefix of the note on an exceeded budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One candidate: what it changes, what was measured, and why it was kept or not."""
+    """One candidate: its changes, measurements, status and the reason for it."""
 
     name: str
     changes: tuple[str, ...]
     status: str
     reason: str = ""
     predicted_s: float | None = None
-    price_s: float | None = None  # seconds that it was expected to take to make, where it was skipped
+    price_s: float | None = None  # expected build time, if it was skipped
     build_s: float | None = None
     measured_s: float | None = None
     low_s: float | None = None
@@ -49,7 +47,7 @@ class Entry:
     places: Mapping[str, Sequence[str]] = field(default_factory=dict)
     breaks: Mapping[str, int] = field(default_factory=dict)
     recompiles: int = 0
-    last: bool = False  # whether its times are those of the last race, as it is handed over, or of when it was tried
+    last: bool = False  # whether its times are from the last race
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +68,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Time of one part of the model before and after, its floor, and what would close what remains.
+    """Time of one part of the model before and after, its floor, and how to reduce what remains.
 
-    ``basis`` says how the result's time was told: measured under the part's own name, or shared out (kernels that span
-    parts are divided among them as eager's kernels of their kind were).
+    ``basis`` is "measured" if kernels carry the part's own name, or "shared out" if they span parts and their time is
+    divided in proportion to eager's kernels of their kind.
     """
 
     name: str
@@ -86,7 +84,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrow:
-    """A layer that is computed in fewer bits: its error at the layer and, estimated, at the outputs; what it gains."""
+    """A quantized layer: its error at the layer, the estimated error at the outputs, and the gain."""
 
     name: str
     format: str
@@ -98,7 +96,7 @@ class Narrow:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One rung of the way from eager to the result."""
+    """One improvement on the way from eager to the result."""
 
     name: str
     measured_s: float
@@ -106,7 +104,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Everything a search found. ``str`` is the text, ``to_json`` for machines, ``web.optimize`` draws it."""
+    """The result of a search. ``str`` renders it as text, ``to_json`` for machines, ``web.optimize`` as a page."""
 
     model: str
     mode: str
@@ -139,17 +137,14 @@ class Receipt:
     explanations: tuple[str, ...] = ()
     remaining: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    asked: tuple[str, ...] = ()  # what the model's code asks besides values: calls answered otherwise run as the model
+    asked: tuple[str, ...] = ()  # queries of the model's code besides tensor values, which calls are guarded by
     cached: bool = False
-    stages_left_out: tuple[tuple[str, str], ...] = ()  # of the search, and why
-    searched_at: str = ""  # when the search was made, UTC
+    stages_left_out: tuple[tuple[str, str], ...] = ()  # skipped stages of the search, and why
+    searched_at: str = ""  # UTC
 
     @property
     def ran_out_of_time(self) -> bool:
-        """Whether candidates were skipped that fit into the budget by themselves: another search may find more.
-
-        What takes longer than the whole budget is skipped by every search of this budget.
-        """
+        """Whether candidates were skipped that fit into the budget by themselves: another search may find more."""
         return any(entry.status == SKIPPED and (entry.price_s is None or entry.price_s <= self.budget_s)
                    for entry in self.entries)  # fmt: skip
 
@@ -163,7 +158,8 @@ class Receipt:
     def guarantee(self) -> str:
         """What the result is known not to be slower than."""
         stock = next((entry for entry in self.entries if entry.name == "torch.compile"), None)
-        if self.stock_s is not None and self.final_s <= EVEN * self.stock_s:
+        # Times within 2 % count as equal.
+        if self.stock_s is not None and self.final_s <= 1.02 * self.stock_s:
             return "not slower than eager or torch.compile, both measured beside it"
         if self.stock_s is not None:
             took = f"{show_seconds(self.stock_s)}, and may not be returned: see the notes"
@@ -173,12 +169,9 @@ class Receipt:
             took = f"{show_seconds(stock.measured_s)}, {BARRED[stock.status]}: {stock.reason}"
             return f"not slower than eager {word} torch.compile ({took})"
         why = stock.reason if stock is not None and stock.reason else "the search ended before"
-        return f"not slower than eager; none against torch.compile, which was not measured: {why}{self._foretold()}"
-
-    def _foretold(self) -> str:
-        """What the cost model says of the kernels of a rival that was not measured."""
         expected_s = (self.forecast or {}).get("expected_s", {}).get("compiled")
-        return f"; its kernels alone are expected to take {show_seconds(expected_s)}" if expected_s else ""
+        kernels = f"; its kernels alone are expected to take {show_seconds(expected_s)}" if expected_s else ""
+        return f"not slower than eager; none against torch.compile, which was not measured: {why}{kernels}"
 
     def to_dict(self) -> dict[str, Any]:
         return {**_cleaned(asdict(self)), "guarantee": self.guarantee, "legend": legend(self)}
@@ -188,7 +181,7 @@ class Receipt:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Receipt:
-        """A receipt read back from its JSON."""
+        """Read a receipt from its JSON."""
         known = {f.name for f in fields(cls)}
         made = {key: value for key, value in found.items() if key in known}
         made["entries"] = tuple(Entry(**{**entry, "changes": tuple(entry["changes"])}) for entry in found["entries"])
@@ -203,7 +196,7 @@ class Receipt:
         return cls(**made)
 
     def from_cache(self, spent_s: float) -> Receipt:
-        """The same receipt, said to be of a search before."""
+        """The same receipt, marked as cached."""
         return replace(self, cached=True, spent_s=spent_s)
 
     def noted(self, note: str) -> Receipt:
@@ -215,7 +208,7 @@ class Receipt:
 
 
 def _cleaned(value: Any) -> Any:
-    """JSON has no infinities; what is not a number is unknown."""
+    """Replace infinities and NaN, which JSON does not have, by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -258,21 +251,16 @@ def _head(r: Receipt) -> list[str]:
     if r.final_bytes is not None and r.eager_bytes is not None:
         limit = f", limit {show_bytes(r.memory_limit_bytes)}" if r.memory_limit_bytes else ""
         lines.append(f"  peak memory: {show_bytes(r.eager_bytes)} → {show_bytes(r.final_bytes)}{limit}")
-    lines.append(f"  proof: {_verdict_line(r.verdict)}")
+    proof = "eager itself: nothing was changed"
+    if (verdict := r.verdict) is not None:
+        error, eager, allowed = (verdict[key] for key in ("rms_frac", "eager_rms_frac", "allowed_rms_frac"))
+        proof = (f"error {_number(error)} where eager has {_number(eager)} and {_number(allowed)} is allowed, at "
+                 f"{verdict['what'] or 'the output'}, the worst of {verdict['num_compared']} results, against "
+                 f"{verdict['reference']}")  # fmt: skip
+    lines.append(f"  proof: {proof}")
     lines.append(f"  guarantee: {r.guarantee}")
     over = "" if r.cached else next((f" ({note})" for note in r.notes if note.startswith(OVERRAN)), "")
     return [*lines, f"  searched {r.spent_s:.1f} s of {r.budget_s:.0f} s{cached}{over}; inputs {r.inputs}"]
-
-
-def _verdict_line(verdict: Mapping[str, Any] | None) -> str:
-    if verdict is None:
-        return "eager itself: nothing was changed"
-    error, eager, limit = (verdict[key] for key in ("rms_frac", "eager_rms_frac", "allowed_rms_frac"))
-    where = verdict["what"] or "the output"
-    numbers = f"{_number(error)} where eager has {_number(eager)} and {_number(limit)} is allowed"
-    return (
-        f"error {numbers}, at {where}, the worst of {verdict['num_compared']} results, against {verdict['reference']}"
-    )
 
 
 def _number(value: float | None) -> str:
@@ -299,7 +287,7 @@ def _table(r: Receipt) -> list[str]:
 
 
 def legend(r: Receipt) -> list[str]:
-    """Of which race the times of candidates are, where they are of several: a machine is not always as fast."""
+    """Explains from which race the times are, if they are from several."""
     last = [entry.last for entry in r.entries if entry.measured_s is not None]
     return [RACES] if any(last) and not all(last) else []
 
@@ -317,7 +305,7 @@ def _row(e: Entry) -> tuple[str, ...]:
 
 
 def _narrow_lines(r: Receipt) -> list[str]:
-    """Layers of one kind and format in one line: numbers in their names become stars."""
+    """Layers of one kind and format in one line, their numbers as stars."""
     if not r.narrowed:
         return []
     kinds: dict[tuple[str, str], list[Narrow]] = {}
@@ -344,19 +332,16 @@ def _part_lines(r: Receipt) -> list[str]:
     if not r.parts:
         return []
     rows: list[tuple[str, ...]] = [("part", "eager", "result", "floor", "left", "told by", "what would close it")]
-    rows += [_part_row(part) for part in r.parts]
+    for part in r.parts:
+        left_s = None if part.final_s is None or part.floor_s is None else max(0.0, part.final_s - part.floor_s)
+        times = (part.eager_s, part.final_s, part.floor_s, left_s)
+        rows.append((part.name, *("" if s is None else show_seconds(s) for s in times), part.basis, part.cure))
     widths = [max(len(row[i]) for row in rows) for i in range(6)]
     lines = []
     for row in rows:
         cells = [cell.rjust(w) if 0 < i < 5 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row[:6], widths))]
         lines.append(("  ".join(cells) + "  " + row[6]).rstrip())
     return lines
-
-
-def _part_row(part: Part) -> tuple[str, ...]:
-    left_s = None if part.final_s is None or part.floor_s is None else max(0.0, part.final_s - part.floor_s)
-    times = (part.eager_s, part.final_s, part.floor_s, left_s)
-    return (part.name, *("" if s is None else show_seconds(s) for s in times), part.basis, part.cure)
 
 
 def _region_lines(r: Receipt) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a person asks of ``optimize``: checked, looked up among remembered searches, searched, and handed back."""
+"""The entry point of ``optimize``: checks arguments, looks up the cache, searches, and returns the drop-in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from ridgeline.bench.verdict import error_of
 from ridgeline.engine.capture.capture import uncached_casts
-from ridgeline.engine.compat.transformers import Sliding, Stood, full_windows, stood_in
+from ridgeline.engine.compat.transformers import Sliding, full_windows, stood_in
 from ridgeline.engine.deferred import Later
 from ridgeline.engine.drop_in import Optimized, RunsEagerly, slide, state_of, with_receipt
 from ridgeline.engine.example_inputs import Inputs, State
@@ -38,10 +38,8 @@ from ridgeline.optimizer.search.timing import Track, compare, reserved_bytes
 from ridgeline.optimizer.training import optimizer_update as update
 from ridgeline.units import parse_quantity, show_seconds
 
-OPTIMIZER_FRAC = 0.15
-"""Share of the budget that an optimizer's proof may take where the search left less."""
 MOST_EAGER_RATIO = 2.0
-"""A cached search holds while eager takes at most this many times what it took then, and no less than its inverse."""
+"""A cached search is valid while eager's time is within this factor of its time then."""
 PARALLEL = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 OPTIMIZED_MODES = {"infer": "inference", "train": "train"}
 _alive: WeakValueDictionary[tuple[int, str], Optimized] = WeakValueDictionary()
@@ -69,20 +67,18 @@ def optimize(
     if stood is not None:
         problem = replace(problem, inputs=Inputs(stood.args, stood.kwargs))
     made = _optimized(problem, optimizer, use_cache)
-    return made if stood is None else _sliding(problem, made, stood)
-
-
-def _sliding(problem: Problem, made: Optimized, stood: Stood) -> Optimized:
-    """The result with stand-ins for caches that slide, and a word of it in the receipt."""
+    if stood is None:
+        return made
+    # Stand-ins for sliding-window caches, with a note in the receipt.
     receipt: Receipt = state_of(made).receipt
-    note = f"windows that slide are counted on the device; searched with {stood.told()}, the rest is recorded when met"
+    note = f"sliding windows are counted on the device; searched with {stood.told()}, the rest is captured when met"
     if state_of(made).plans and note not in receipt.notes:
         made = with_receipt(made, receipt.noted(note))
     return slide(made, Sliding(problem.model, stood))
 
 
 def _optimized(problem: Problem, optimizer: torch.optim.Optimizer | None, use_cache: bool) -> Optimized:
-    """What a search finds, or has found before."""
+    """The result of a new search, of one in this process, or of the disk cache."""
     budget_s, mode, loss = problem.budget_s, problem.mode, problem.loss
     key = cache.key_of(problem.model, problem.inputs, _settings(problem, optimizer)) if use_cache else ""
     began = time.perf_counter()
@@ -109,7 +105,7 @@ def _optimized(problem: Problem, optimizer: torch.optim.Optimizer | None, use_ca
             if isinstance(call, GraphedTraining):
                 call.lend()
     if not known:
-        reserved_bytes(problem.device)  # what a search and its proofs held is the caller's again
+        reserved_bytes(problem.device)  # frees the memory of the search and its proofs
     if key:
         _alive[id(problem.model), key] = made
         if not known and outcome.receipt.entries and not outcome.receipt.ran_out_of_time:
@@ -118,14 +114,15 @@ def _optimized(problem: Problem, optimizer: torch.optim.Optimizer | None, use_ca
 
 
 def _stepping(problem: Problem, made: Optimized, optimizer: torch.optim.Optimizer | None) -> Optimized:
-    """The result with the optimizer's own updates made faster where that is right, and said in the receipt."""
+    """The result with a faster update of the optimizer, if that is correct, and a note in the receipt."""
     receipt: Receipt = state_of(made).receipt
     if problem.mode != "train" or optimizer is None or not receipt.entries:
         return made
     if receipt.cached:
         update.again(made, optimizer, receipt.notes)
         return made
-    left_s = max(problem.budget_s - receipt.spent_s, OPTIMIZER_FRAC * problem.budget_s)
+    # Share of the budget reserved for the proof of an optimizer's update.
+    left_s = max(problem.budget_s - receipt.spent_s, 0.15 * problem.budget_s)
     notes = update.settle(made, optimizer, problem.inputs, problem.loss, receipt.eager_s, left_s)
     noted = receipt
     for note in notes:
@@ -134,20 +131,20 @@ def _stepping(problem: Problem, made: Optimized, optimizer: torch.optim.Optimize
 
 
 def _searched(problem: Problem) -> Outcome:
-    """The search; a model it cannot cope with is returned as it is, with the reason, unless its own call fails."""
+    """Search; if the search fails, return the model unchanged with the reason, unless its own call fails."""
     try:
         return search(problem)
     except Exception as error:
         if isinstance(error, OptimizeError) and not isinstance(error, NotGraphable):
-            raise  # something to tell the caller about the question itself
-        _called_once(problem)
+            raise  # an error in the arguments
+        _check_call(problem)
         return given_up(problem, f"left as it is: {why_failed(error)}")
 
 
-def _called_once(problem: Problem) -> None:
-    """A call as the caller makes it, whose own mistakes are named in one line; nothing of it stays."""
+def _check_call(problem: Problem) -> None:
+    """Call the model and the loss as the caller does, and report their errors in one line; the state is restored."""
     state, given = None, problem.inputs
-    with suppress(Exception):  # what kept the search from looking at it keeps us, too
+    with suppress(Exception):  # the state may be what the search failed on
         state, given = State(problem.model), problem.inputs.copied()
     try:
         with left_alone(problem.model, problem.loss), torch.set_grad_enabled(problem.mode != "infer"):
@@ -198,7 +195,7 @@ def _problem(
     limit = _limit(memory_limit)
     given = state_of(model).model if isinstance(model, Optimized) else model
     if mode == "train":
-        _check_alone(given)
+        _check_single_process(given)
     own = unwrapped(given)
     _check_arguments(own, inputs)
     return Problem(model=own, inputs=inputs, mode=mode, device=_device(own, inputs), loss=loss,
@@ -207,7 +204,7 @@ def _problem(
 
 
 def _check_arguments(model: nn.Module, inputs: Inputs) -> None:
-    """Whether the forward can be called with these arguments, as far as its signature says."""
+    """Check the arguments against the signature of the forward."""
     try:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):  # scripted, or written in C
@@ -221,8 +218,8 @@ def _check_arguments(model: nn.Module, inputs: Inputs) -> None:
                             "that it takes: optimize(model, args=(x,), kwargs={…})") from None  # fmt: skip
 
 
-def _check_alone(model: nn.Module) -> None:
-    """A step of training in one process: what sums gradients or gathers weights over processes acts around calls."""
+def _check_single_process(model: nn.Module) -> None:
+    """Reject models wrapped for data parallelism or with sharded parameters."""
     for part in model.modules():
         if type(part).__name__ in PARALLEL:
             raise OptimizeError(f"{type(part).__name__} acts around every call and every backward, which a result "
@@ -234,7 +231,7 @@ def _check_alone(model: nn.Module) -> None:
 
 
 def _limit(given: Any) -> int | None:
-    """The most memory that a result may need, in bytes."""
+    """The memory limit in bytes."""
     read = parse_quantity(given) if isinstance(given, str) else given
     if given is None or (isinstance(read, int | float) and read > 0):
         return None if given is None else int(read)
@@ -266,7 +263,7 @@ def _check_error_budget(error_budget: Any, mode: str) -> None:
 
 
 def _device(model: nn.Module, inputs: Inputs) -> torch.device:
-    """The one device everything is on."""
+    """The one device of all tensors."""
     found = {t.device for t in (*model.parameters(), *model.buffers(), *inputs.tensors())}
     if any(device.type == "meta" for device in found):
         raise OptimizeError("the model or its inputs are on the meta device and hold no values: load them first")
@@ -291,17 +288,22 @@ def _settings(problem: Problem, optimizer: torch.optim.Optimizer | None) -> dict
 
 
 def _remembered(problem: Problem, key: str, began: float) -> Outcome | str | None:
-    """The winner of an earlier search built again, if it still agrees with eager and is still no slower.
+    """Rebuild the winner of a cached search, if it still agrees with eager and is no slower.
 
-    Where eager takes another time than it did then, the search says little about this machine as it is now: it is
-    dropped, and the reason returned.
+    If eager's time has changed much, the search is dropped, and the reason returned.
     """
     found = cache.load(key)
     if found is None or not _is_enough(found[1], problem.budget_s):
         return None
     candidate, receipt = found
     try:
-        eager_s = _eager_s(problem)
+        track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device)
+        try:
+            track.settle(problem.model)
+            eager = Built(Candidate(name="eager"), problem.model, Report())
+            eager_s = track.race({"eager": eager}, 0.3)["eager"].median_s
+        finally:
+            track.hand_back()
         if not receipt.eager_s / MOST_EAGER_RATIO <= eager_s <= receipt.eager_s * MOST_EAGER_RATIO:
             cache.forget(key)
             return (f"a cached search of {receipt.searched_at or 'an unknown date'} was dropped: eager takes "
@@ -309,7 +311,7 @@ def _remembered(problem: Problem, key: str, began: float) -> Outcome | str | Non
         if candidate.compiles and problem.mode == "infer":
             return _deferred(problem, key, candidate, receipt, began)
         outcome = _rebuilt(problem, candidate, receipt)
-    except Exception:  # whatever keeps it from being built now, a search finds out and says
+    except Exception:  # a new search will report the reason
         outcome = None
     if outcome is None:
         cache.forget(key)
@@ -317,31 +319,20 @@ def _remembered(problem: Problem, key: str, began: float) -> Outcome | str | Non
     return Outcome(outcome.built, outcome.receipt.from_cache(time.perf_counter() - began))
 
 
-def _eager_s(problem: Problem) -> float:
-    """Seconds that a call of the model takes now, in a race against nobody."""
-    track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device)
-    try:
-        track.settle(problem.model)
-        eager = Built(Candidate(name="eager"), problem.model, Report())
-        return track.race({"eager": eager}, 0.3)["eager"].median_s
-    finally:
-        track.hand_back()
-
-
 def _is_enough(receipt: Receipt, budget_s: float) -> bool:
-    """Whether a remembered search answers for this budget: one that had less, and no time for torch.compile, does not.
+    """Whether a cached search is valid for this budget: not if it had less time, and none for torch.compile.
 
-    Searches of about the same length share their results: one of 70 s would have answered for the default of 120, in
-    which torch.compile is always measured.
+    Budgets in the same range share an entry: a search of 70 s would otherwise answer for the default of 120, which
+    always measures torch.compile.
     """
     return receipt.budget_s >= budget_s or not receipt.lacks_rival
 
 
 def _deferred(problem: Problem, key: str, candidate: Candidate, receipt: Receipt, began: float) -> Outcome:
-    """The winner as a promise: tracing and compiling, even from compilers' own caches, take longer than remembering.
+    """The winner, built at its first call, because tracing and compiling take long even from the compilers' caches.
 
-    Its first call builds it and looks whether it still agrees with eager and is still no slower; if not, calls run the
-    model itself, with a warning, and the search is forgotten.
+    The first call also checks that it still agrees with eager and is no slower; if not, calls run the model itself,
+    with a warning, and the entry is deleted.
     """
 
     def make() -> Callable[..., Any]:
@@ -353,14 +344,14 @@ def _deferred(problem: Problem, key: str, candidate: Candidate, receipt: Receipt
             why = "it no longer agrees with eager, or is slower here"
         if outcome is None:
             cache.forget(key)
-            said = f"the remembered {candidate.name} is not used, the model itself is: {why}; optimize again to search"
+            said = f"the cached {candidate.name} is not used, the model itself is: {why}; optimize again to search"
             warnings.warn(said, RunsEagerly, stacklevel=5)
             return problem.model
         return outcome.built.call
 
     entry = next((each for each in receipt.entries if each.name == candidate.name), None)
     about = "" if entry is None or not entry.build_s else f"; the first time that took {entry.build_s:.0f} s"
-    noted = receipt.noted(f"remembered: built and looked over when it is first called{about}")
+    noted = receipt.noted(f"cached: built and checked at its first call{about}")
     watch = clone_watch if candidate.needs_clone else partial(Watch, hooks_only=True)
     built = Built(candidate, Later(make, problem.model, watch), Report())
     return Outcome(built, noted.from_cache(time.perf_counter() - began))
@@ -369,7 +360,7 @@ def _deferred(problem: Problem, key: str, candidate: Candidate, receipt: Receipt
 def _rebuilt(problem: Problem, candidate: Candidate, receipt: Receipt) -> Outcome | None:
     track = Track(problem.model, problem.inputs, problem.mode, problem.loss, problem.device)
     try:
-        with uncached_casts():  # as in the search: what is recorded is compiled once
+        with uncached_casts():  # as in the search, so that compiled code and captures match
             return _checked(problem, candidate, receipt, track)
     finally:
         track.hand_back()
@@ -391,7 +382,7 @@ def _checked(problem: Problem, candidate: Candidate, receipt: Receipt, track: Tr
 
 
 def _agrees(problem: Problem, track: Track, built: Built, receipt: Receipt) -> bool:
-    """A look at one fresh input beside eager: the proof itself was made when the candidate was searched."""
+    """Compare with eager on one fresh input; the full proof was made by the search."""
     subject = Subject(problem.model, problem.inputs, problem.mode, track.loss, track.state)
     inputs, eager = problem.inputs.taken(1, lambda given: subject.observe(problem.model, given))
     most = 2 * float((receipt.verdict or {}).get("most_rms_frac") or 0.0)

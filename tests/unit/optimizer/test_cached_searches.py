@@ -75,7 +75,7 @@ def test_a_cached_receipt_says_when_it_was_made_and_the_first_call_builds_it() -
     fast, model = _cached(x)
     assert f"cached: searched on {fast.receipt.searched_at}, not now" in str(fast.receipt)
     assert fast.receipt.searched_at.endswith("UTC") and fast.receipt.to_dict()["cached"] is True
-    assert any("built and looked over when it is first called" in note for note in fast.receipt.notes)
+    assert any("built and checked at its first call" in note for note in fast.receipt.notes)
     with torch.no_grad():
         found = fast(x)
         assert not isinstance(fast.plans[0].call, Later), "calls go straight to what was built"

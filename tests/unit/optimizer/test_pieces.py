@@ -216,7 +216,7 @@ def test_what_was_made_for_a_way_goes_with_its_call() -> None:
     model, x = Tower(), torch.randn(4, WIDTH)
     traced_model = Traced(model)
     graphs = []
-    collected = traced_model._desk.collected
+    collected = traced_model._collector.collected
 
     def keep(gm: Any, examples: Any) -> Any:
         graphs.append(collected(gm, examples))

@@ -1,1 +1,1 @@
-"""Around torch.compile: repeated pieces, labels, deadlines."""
+"""Compilation: repeated blocks compiled once, module labels, deadlines."""

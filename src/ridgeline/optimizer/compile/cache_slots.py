@@ -1,9 +1,8 @@
-"""A block's own place in a key-value cache: equal blocks ask for theirs by number, and compile to one graph a block.
+"""Lets equal blocks with a key-value cache share compiled code, although each asks for its own layer by number.
 
-While a block runs compiled, it is told that it is the first, and is handed a cache of one layer, its own. So all blocks
-look alike to the tracer. Tensors of the layer are the same memory as other objects: those that a cache has marked as
-staying where they are would be compared by identity. Likewise for the chance with which a block is skipped in training,
-which differs from block to block and is read, and then not used, in evaluation too.
+A compiled block is told that it is layer 0, and given a cache of that one layer, so that all blocks look equal to the
+tracer. The layer's tensors are passed as new objects over the same memory, because Dynamo compares tensors that are
+marked as static by identity. The drop-path rate, which differs by block and has no effect in evaluation, is set to 0.
 """
 
 from __future__ import annotations
@@ -17,46 +16,44 @@ from torch import Tensor, nn
 from ridgeline.engine.pytree import empty_like, slots_of
 
 NUMBER = "layer_idx"
-"""What transformers' blocks call their place."""
-CHANCES, CHANCE = ("DropPath", "StochasticDepth"), ("drop_prob", "p")
-"""What modules that skip a block in training are called, and what they call the chance of it."""
+"""The attribute of transformers' blocks that holds their layer number."""
 _GONE = object()
 
 
 class Place:
-    """The number that a block and its parts ask a cache with; none where they have none or several."""
+    """The layer number of a block, if it and its parts have exactly one."""
 
     def __init__(self, block: nn.Module) -> None:
         held = [vars(part) for part in block.modules() if type(vars(part).get(NUMBER)) is int]
         numbers = {names[NUMBER] for names in held}
         self.number = numbers.pop() if len(numbers) == 1 else None
         self._held = held
-        self._chances = [
+        self._drop_rates = [
             (part, name, vars(part)[name])
-            for part in block.modules() for name in CHANCE
-            if type(part).__name__.endswith(CHANCES) and type(vars(part).get(name)) is float
+            for part in block.modules() for name in ("drop_prob", "p")
+            if type(part).__name__.endswith(("DropPath", "StochasticDepth")) and type(vars(part).get(name)) is float
         ]  # fmt: skip
 
     def call(self, run: Callable[..., Any], block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The block compiled, as the first of its kind."""
-        chances = [each for each in self._chances if not each[0].training]
-        for part, name, _ in chances:
+        """Run the compiled block as layer 0."""
+        rates = [each for each in self._drop_rates if not each[0].training]
+        for part, name, _ in rates:
             vars(part)[name] = 0.0
         try:
             return self._numbered(run, block, args, kwargs)
         finally:
-            for part, name, value in chances:
+            for part, name, value in rates:
                 vars(part)[name] = value
 
     def _numbered(
         self, run: Callable[..., Any], block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """The block compiled, as the first of a cache of one where it is given a cache."""
+        """Run the compiled block with a cache of its own layer, if it is given a cache."""
         caches = {id(value): value for value in (*args, *kwargs.values()) if is_cache(value)}
         if self.number is None or len(caches) != 1:
             return run(block, *args, **kwargs)
         (cache,) = caches.values()
-        alone = Alone.of(cache, self.number)
+        alone = LayerCache.of(cache, self.number)
         if alone is None:
             return run(block, *args, **kwargs)
         given = [alone.cache if value is cache else value for value in args]
@@ -73,7 +70,7 @@ class Place:
 
 
 def is_cache(value: Any) -> bool:
-    """An object with a list of layers that are updated by number, or one that holds such objects by name."""
+    """Whether an object has a list of layers with an ``update`` method, or holds such objects by name."""
     if isinstance(value, nn.Module) or not isinstance(getattr(value, "__dict__", None), dict):
         return False
     return _is_layered(value) or any(_is_layered(held) for held in vars(value).values())
@@ -84,8 +81,8 @@ def _is_layered(value: Any) -> bool:
     return isinstance(layers, list) and callable(getattr(value, "update", None)) and not isinstance(value, nn.Module)
 
 
-class Alone:
-    """A cache of one layer, which is another cache's; ``settle`` tells the other what was changed."""
+class LayerCache:
+    """A cache of one layer of another cache; ``settle`` writes changes back."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -94,8 +91,8 @@ class Alone:
         self.cache: Any = None
 
     @classmethod
-    def of(cls, cache: Any, number: int) -> Alone | None:
-        """None where the cache has no such layer or one that is not made of named things."""
+    def of(cls, cache: Any, number: int) -> LayerCache | None:
+        """None if the cache has no such layer, or a layer with slots."""
         alone = cls(number)
         alone.cache = alone._layered(cache) if _is_layered(cache) else alone._named(cache)
         return alone if alone.cache is not None else None
@@ -111,7 +108,7 @@ class Alone:
         return self._twin(cache, {**vars(cache), "layers": [own]})
 
     def _named(self, cache: Any) -> Any:
-        """A cache of several caches, as encoders and decoders have; what it keeps by number it keeps for the first."""
+        """A cache of several caches, as of encoder and decoder; entries by layer number move to 0."""
         if not _is_plain(cache):
             return None
         names = dict(vars(cache))
@@ -132,7 +129,7 @@ class Alone:
         return made
 
     def settle(self) -> None:
-        """What was given another meaning since is given it in the cache and its layer."""
+        """Write attributes that were rebound back to the cache and its layer."""
         for held, now, before in self._pairs:
             for name in before.keys() - now.keys():
                 held.pop(name, None)
@@ -145,7 +142,7 @@ class Alone:
 
 
 def _alias(held: Any) -> Any:
-    """A tensor as another object over the same memory; one that gradients go through stays itself."""
+    """A new tensor object over the same memory; one that requires gradients stays itself."""
     if not isinstance(held, Tensor) or (held.requires_grad and torch.is_grad_enabled()):
         return held
     return held.detach()
@@ -156,7 +153,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _handed(result: Any, alone: Any, cache: Any) -> Any:
-    """What a block returns, with the cache in the place of the one it was handed."""
+    """A block's result with the original cache in place of its own."""
     if result is alone:
         return cache
     if type(result) is tuple:

@@ -1,7 +1,7 @@
-"""Compilations that end when their time is up: between two of their steps, with nothing left half done.
+"""Deadlines for compilation: compilers are interrupted between two steps, so that nothing is left half done.
 
-What a compiler takes is priced by kernels counted, and hosts differ by factors. Where the price says that it will just
-not fit, the time that is left is better spent on trying than not at all.
+Compile times are estimated from the number of kernels, and hosts differ by factors, so a compilation that may not fit
+is started all the same.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ STEPS = (
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "autotune_to_one_config"),
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "coordinate_descent_tuning"),
 )
-"""Steps of PyTorch's tracer, of whoever walks a graph, of Inductor's fusing and writing of kernels, of what it asks a
-C++ compiler for (which instructions it knows, a kernel), and of its tuning: a product, or a kernel when first run. What
-is asked stays unasked: a build that was stopped inside would be taken for instructions that do not work."""
+"""The interruptible steps: of the tracer, of FX interpreters, of Inductor's scheduler and code generation, of its C++
+compiler (probing instructions, building a kernel), and of its autotuning. A step itself is never interrupted, because
+an aborted probe would be taken for missing instructions."""
 
 
 class OutOfTime(OptimizeError):
-    """A compiler took longer than it had."""
+    """A compilation exceeded its deadline."""
 
 
 @contextmanager
 def within(seconds: float | None, *, importing: bool = True) -> Iterator[None]:
-    """Compilers raise OutOfTime at their first step after so many seconds, in whatever thread; None is no limit.
+    """Make compilers raise OutOfTime at their first step after so many seconds, in any thread; None is no limit.
 
-    Tracers wrap what is raised inside of them, so it is raised anew where it comes out. What does not compile need not
-    import compilers for it (``importing``).
+    Tracers wrap exceptions, so OutOfTime is raised again outside. ``importing`` imports the compilers if needed.
     """
     if seconds is None:
         yield
@@ -76,7 +75,7 @@ def within(seconds: float | None, *, importing: bool = True) -> Iterator[None]:
 
 
 def _steps(importing: bool = True) -> Iterator[tuple[type, str]]:
-    """Those that this release of PyTorch has, where it has them; ``importing`` also those not imported yet."""
+    """The steps that this release of PyTorch has; ``importing`` also those not imported yet."""
     for module, owner, name in STEPS:
         kind = getattr(importlib.import_module(module) if importing else sys.modules.get(module), owner, None)
         if kind is not None and callable(vars(kind).get(name)):

@@ -1,4 +1,4 @@
-"""Names of modules put on rewritten code while it is recorded; at other times they cost a look at a flag."""
+"""Labels nodes of rewritten graphs with their modules while a profiler runs; otherwise it costs one check of a flag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ridgeline.profiler.marks import MODULE
 
 
 class Labels:
-    """Whether runs are being recorded, and which block is running."""
+    """Whether a run is profiled, and the block in progress."""
 
     __slots__ = ("around", "on")
 
@@ -27,7 +27,7 @@ _labels = Labels()
 
 @contextmanager
 def labeled() -> Iterator[None]:
-    """While open, rewritten graphs run node by node under the names of the modules their nodes came from."""
+    """Run rewritten graphs node by node, each under the name of its module, inside the context."""
     _labels.on = True
     try:
         yield
@@ -46,12 +46,12 @@ def _inside(path: str) -> Iterator[None]:
 
 
 def in_block(path: str) -> Any:
-    """Around the call of a block: its name on everything inside, while a run is recorded."""
+    """Label a block's call while a run is profiled."""
     return _inside(path) if _labels.on else nullcontext()
 
 
 def nameable(gm: fx.GraphModule) -> Callable[..., Any]:
-    """The graph as it runs; while a run is recorded, node by node with names."""
+    """The graph's forward; while a run is profiled, node by node with labels."""
 
     def run(*args: Any) -> Any:
         return Named(gm).run(*args) if _labels.on else gm.forward(*args)
@@ -60,15 +60,11 @@ def nameable(gm: fx.GraphModule) -> Callable[..., Any]:
 
 
 class Named(fx.Interpreter):
-    """Runs a graph with every node under the name of its module."""
+    """An interpreter that labels every node with its module."""
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op in ("placeholder", "output"):
             return super().run_node(n)
-        with record_function(MODULE + _path(n)):
+        # A block that was compiled alone does not know its own path, but runs under it.
+        with record_function(MODULE + ".".join(part for part in (_labels.around, where(n)) if part)):
             return super().run_node(n)
-
-
-def _path(node: fx.Node) -> str:
-    """The module of a node; a block that was compiled alone knows itself by no name, and runs under one."""
-    return ".".join(part for part in (_labels.around, where(node)) if part)

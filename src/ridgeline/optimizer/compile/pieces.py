@@ -1,4 +1,4 @@
-"""Graphs cut where their blocks repeat, so that a compiler sees each unlike piece once and all equal ones share it."""
+"""Compiles graphs with repeated blocks in pieces: equal pieces are compiled once and share the code."""
 
 from __future__ import annotations
 
@@ -16,19 +16,12 @@ from ridgeline.optimizer.rewrites.context import Scene, is_switch, stand_in, tra
 from ridgeline.optimizer.rewrites.op_names import call
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
-LEAST_NODES = 60
-"""A graph as short as this is compiled in a few seconds anyway."""
 LEAST_EQUAL = 3
-MOST_UNLIKE_FRAC = 0.7
-"""Cut only where at most this share of the nodes is left when equal pieces are counted once."""
-MOST_DEPTH = 4
-_LAYOUT_BOUND = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-_LAYOUT_FUNCTIONS = tuple(getattr(torch, name) for name in _LAYOUT_BOUND)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of nodes, what it reads from before it and what is read of it behind it."""
+    """A run of nodes with its inputs and outputs."""
 
     nodes: tuple[fx.Node, ...]
     inputs: tuple[fx.Node, ...]
@@ -37,7 +30,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A compiled piece with the places of its inputs and outputs, and the places nobody reads afterwards."""
+    """A compiled piece with the slots of its inputs and outputs, and the slots that are free afterwards."""
 
     run: Callable[..., Any]
     inputs: tuple[int, ...]
@@ -46,7 +39,7 @@ class Step:
 
 
 def compiled_in_pieces(scene: Scene, compiler: Compiler) -> Callable[..., Any] | None:
-    """The graph as a chain of pieces, each unlike one compiled once; None where cutting brings nothing or is unsafe."""
+    """The graph as a chain of pieces, equal ones compiled once; None if cutting does not pay or is unsafe."""
     pieces = cut(scene)
     if pieces is None:
         return None
@@ -58,18 +51,17 @@ def compiled_in_pieces(scene: Scene, compiler: Compiler) -> Callable[..., Any] |
     return _chained(scene, pieces, [made[key] for key in keys])
 
 
-# Where to cut.
-
-
 def cut(scene: Scene) -> list[Piece] | None:
-    """Pieces of a graph in its order; None where it has no repeating blocks, or where a cut could change a result."""
+    """Cut a graph into pieces; None if it has no repeated blocks, or if a cut could change a result."""
     nodes = [node for node in scene.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
-    if len(nodes) < LEAST_NODES or any(_has_inner_graph(scene, node) for node in scene.graph.nodes):
-        return None
+    attributes = [node for node in scene.graph.nodes if node.op == "get_attr"]
+    # Smaller graphs compile in a few seconds anyway.
+    if len(nodes) < 60 or any(not isinstance(_constant(scene, node), Tensor) for node in attributes):
+        return None  # the second: inner graphs of control flow
     paths = {node: _numbered(where(node)) for node in nodes}
     pieces = _pieces(scene, _runs(nodes, paths, dict.fromkeys(nodes, 1)))
     depth = dict.fromkeys(nodes, 1)
-    for _ in range(MOST_DEPTH - 1):  # blocks that are all unlike may hold blocks that are not
+    for _ in range(3):  # blocks that are all different may contain blocks that are not
         lonely = [node for piece, num in zip(pieces, _counts(scene, pieces), strict=True) if num == 1
                   for node in piece.nodes]  # fmt: skip
         deeper = [node for node in lonely if len(paths[node]) > depth[node]]
@@ -87,9 +79,9 @@ def _numbered(path: str) -> list[str]:
 
 
 def _runs(nodes: list[fx.Node], paths: dict[fx.Node, list[str]], depth: dict[fx.Node, int]) -> list[list[fx.Node]]:
-    """Nodes in order, cut where the block changes; a block that was left is not entered again.
+    """Runs of nodes in order, cut where the block changes; a block is never entered twice.
 
-    What stands between blocks goes with the one before it, and what follows the last is a run of its own.
+    Nodes between blocks belong to the block before, nodes after the last block to a run of their own.
     """
     numbered = [at for at, node in enumerate(nodes) if paths[node]]
     last = numbered[-1] if numbered else len(nodes)
@@ -99,7 +91,7 @@ def _runs(nodes: list[fx.Node], paths: dict[fx.Node, list[str]], depth: dict[fx.
     homes: dict[fx.Node, list[fx.Node]] = {}
     for at, node in enumerate(nodes):
         source = _taken_from(node)
-        if source in homes:  # a part of several results stays with them
+        if source in homes:  # one of several results stays with their node
             homes[source].append(node)
             homes[node] = homes[source]
             continue
@@ -114,7 +106,7 @@ def _runs(nodes: list[fx.Node], paths: dict[fx.Node, list[str]], depth: dict[fx.
 
 
 def _taken_from(node: fx.Node) -> fx.Node | None:
-    """The node of which this one takes a part, where that has several results."""
+    """The node with several results of which this one takes an item."""
     if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
         return None
     return None if isinstance(node.args[0].meta.get("example_value"), Tensor) else node.args[0]
@@ -131,7 +123,7 @@ def _pieces(scene: Scene, runs: list[list[fx.Node]]) -> list[Piece]:
 
 
 def _joined(scene: Scene, pieces: list[Piece]) -> list[Piece]:
-    """Neighbors that are like no other are one piece: the compiler may fuse across them."""
+    """Join neighbors without equals, so that the compiler may fuse across them."""
     runs: list[list[fx.Node]] = []
     before_lonely = False
     for piece, num in zip(pieces, _counts(scene, pieces), strict=True):
@@ -147,19 +139,13 @@ def _joined(scene: Scene, pieces: list[Piece]) -> list[Piece]:
 def _worth_it(scene: Scene, pieces: list[Piece]) -> bool:
     counts = _counts(scene, pieces)
     repeated = [node for piece, num in zip(pieces, counts, strict=True) if num > 1 for node in piece.nodes]
-    if any(_bound_to_layout(node) for node in repeated):
-        return False  # a compiler chooses one layout for all convolutions, and a cut would convert at every seam
+    layouts = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+    functions = tuple(getattr(torch, name) for name in layouts)
+    if any(node.target in functions or ((read := call(node)) is not None and read.op in layouts) for node in repeated):
+        return False  # a compiler chooses one layout for all convolutions; a cut would convert at every boundary
     unlike = sum(len(piece.nodes) / num for piece, num in zip(pieces, counts, strict=True))
-    return unlike <= MOST_UNLIKE_FRAC * sum(len(piece.nodes) for piece in pieces)
-
-
-def _bound_to_layout(node: fx.Node) -> bool:
-    read = call(node)
-    return node.target in _LAYOUT_FUNCTIONS or (read is not None and read.op in _LAYOUT_BOUND)
-
-
-def _has_inner_graph(scene: Scene, node: fx.Node) -> bool:
-    return node.op == "get_attr" and not isinstance(_constant(scene, node), Tensor)
+    # Cutting pays if at most this share of the nodes is left when equal pieces are counted once.
+    return unlike <= 0.7 * sum(len(piece.nodes) for piece in pieces)
 
 
 def _constant(scene: Scene, node: fx.Node) -> Any:
@@ -167,9 +153,6 @@ def _constant(scene: Scene, node: fx.Node) -> Any:
     for name in str(node.target).split("."):
         found = getattr(found, name)
     return found
-
-
-# When a cut changes nothing.
 
 
 def _safe(scene: Scene, pieces: list[Piece]) -> bool:
@@ -184,7 +167,7 @@ def _value(scene: Scene, node: fx.Node) -> Any:
 
 
 def _balanced(piece: Piece) -> bool:
-    """Whether a piece leaves gradient and autocast modes as it found them."""
+    """Whether a piece leaves the gradient and autocast modes as it found them."""
     switches = [node for node in piece.nodes if is_switch(node)]
     values = [node.args for node in switches if node.target is torch._C._set_grad_enabled]
     others = len(switches) - len(values)
@@ -192,7 +175,7 @@ def _balanced(piece: Piece) -> bool:
 
 
 def _written_through_views(scene: Scene, crossing: set[fx.Node]) -> bool:
-    """Whether memory that is written in place is known by two names at a seam: a piece would see one of them only."""
+    """Whether memory written in place crosses a cut under two names: a piece would see only one of them."""
     names: Counter[int] = Counter()
     for node in crossing:
         names.update(scene.memory(node))
@@ -203,32 +186,26 @@ def _written_through_views(scene: Scene, crossing: set[fx.Node]) -> bool:
     return False
 
 
-# Equal pieces.
-
-
 def _keys(scene: Scene, pieces: Sequence[Piece]) -> list[Any]:
     return [_key(scene, piece) for piece in pieces]
 
 
 def _counts(scene: Scene, pieces: Sequence[Piece]) -> list[int]:
-    """How many pieces are like each, itself included."""
+    """The number of pieces equal to each, itself included."""
     keys = _keys(scene, pieces)
     num = Counter(keys)
     return [num[key] for key in keys]
 
 
 def _key(scene: Scene, piece: Piece) -> Any:
-    """What a compiler could tell two pieces apart by."""
+    """Everything that could make a compiler generate other code for a piece."""
     number: dict[fx.Node, int] = {node: at for at, node in enumerate((*piece.inputs, *piece.nodes))}
     inputs = tuple(_type_of(_value(scene, node)) for node in piece.inputs)
     body = tuple(
-        (node.op, _target(node), _spelled(node.args, number), _spelled(node.kwargs, number)) for node in piece.nodes
-    )
+        (node.op, node.target if isinstance(node.target, str) else id(node.target), _spelled(node.args, number),
+         _spelled(node.kwargs, number)) for node in piece.nodes
+    )  # fmt: skip
     return inputs, body, tuple(number[node] for node in piece.outputs)
-
-
-def _target(node: fx.Node) -> Any:
-    return node.target if isinstance(node.target, str) else id(node.target)
 
 
 def _type_of(value: Any) -> Any:
@@ -248,9 +225,6 @@ def _spelled(value: Any, number: dict[fx.Node, int]) -> Any:
     if isinstance(value, slice):
         return "slice", *(_spelled(each, number) for each in (value.start, value.stop, value.step))
     return type(value).__name__, repr(value)
-
-
-# Compiling and running.
 
 
 def _compiled(scene: Scene, piece: Piece, compiler: Compiler) -> Callable[..., Any]:
@@ -307,7 +281,7 @@ def _chained(scene: Scene, pieces: list[Piece], runs: list[Callable[..., Any]]) 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a part of the result lies."""
+    """The slot of a part of the result."""
 
     at: int
 

@@ -1,1 +1,1 @@
-"""Kernels substituted inside a model in place, and taken out again."""
+"""Replaces parts of a model by kernels of ours in place, and restores them."""

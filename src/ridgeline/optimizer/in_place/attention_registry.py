@@ -1,4 +1,4 @@
-"""Attention and masks for Hugging Face models through their official registries, under the name "ridgeline"."""
+"""Registers our attention and masks with transformers' registries, under the name "ridgeline"."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ridgeline.optimizer.rewrites.attention.backends import kernel_arguments, ke
 
 NAME = "ridgeline"
 RUNS_ON = frozenset({"cuda"})
-"""Devices on which a substituted module calls a kernel; elsewhere what the model came with runs."""
+"""Devices on which a replaced module calls a kernel; elsewhere it runs as before."""
 TAKES_KEY_MASKS = "key_mask" in kernel_arguments()
 _OWN = ("softcap", "s_aux", "sinks", "position_bias", "cache", "head_mask", "output_attentions")
-"""Arguments under which attention is more than a mask: handed to the function the model came with."""
+"""Arguments for which the model's own attention function is called."""
 
 
 def register() -> None:
-    """Make the two functions known to transformers; doing it again changes nothing."""
+    """Register both functions with transformers; idempotent."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -33,11 +33,11 @@ def mask(
     attention_mask: Tensor | None = None, local_size: int | None = None, allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False, **kwargs: Any,
 ) -> Tensor | None:  # fmt: skip
-    """None where nothing is hidden but by causality; else a mask of keys where one says it all; else PyTorch's mask.
+    """None if only causality hides anything; a mask of keys if one is enough; otherwise PyTorch's mask.
 
-    A mask of keys is [B, 1, 1, S] where every row sees alike: what transformers expands to all rows, unexpanded. It
-    is [B, S] on top of causality, as for flash attention. An attention that takes masks of keys keeps its fast kernel,
-    in a CUDA graph too, where values cannot be seen. Under a compiler causal masks stay whole: rewrites look through.
+    A mask of keys is [B, 1, 1, S], or [B, S] on top of causality as for flash attention: what transformers would
+    expand to all rows. It allows the fast kernels, also in a CUDA graph, where values cannot be read. Under a compiler
+    causal masks stay expanded, because rewrites recognize them.
     """
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
@@ -55,32 +55,27 @@ def mask(
     if attention_mask is None or not (both_ways or causal):
         return sdpa_mask(**rest)
     padding = _padding(attention_mask, kv_length, kv_offset)
-    if not _is_traced(padding) and bool(padding.all()):
+    from torch._subclasses import FakeTensor
+
+    readable = not torch.compiler.is_compiling() and not isinstance(padding, FakeTensor) and not padding.is_meta
+    readable = readable and not (padding.is_cuda and torch.cuda.is_current_stream_capturing())
+    if readable and bool(padding.all()):
         return None
     return padding[:, None, None, :] if both_ways else padding
 
 
 def _padding(attention_mask: Tensor, kv_length: int, kv_offset: int) -> Tensor:
-    """The [B, keys] mask for the keys at hand; keys past its end are hidden."""
+    """The [B, keys] mask of the present keys; keys beyond its end are hidden."""
     found = attention_mask[:, kv_offset : kv_offset + kv_length]
     missing = kv_length - found.shape[-1]
     return F.pad(found, (0, missing)) if missing > 0 else found
-
-
-def _is_traced(value: Tensor) -> bool:
-    """Whether values cannot be looked at here: in a tracer, or while a CUDA graph is captured."""
-    from torch._subclasses import FakeTensor
-
-    if torch.compiler.is_compiling() or isinstance(value, FakeTensor) or value.is_meta:
-        return True
-    return value.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
     scaling: float | None = None, is_causal: bool | None = None, **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Attention as transformers calls it: by our kernel where it takes these arguments, by PyTorch's otherwise."""
+    """Attention with transformers' signature: our kernel if it supports the arguments, otherwise PyTorch's."""
     special = any(kwargs.get(name) is not None and kwargs.get(name) is not False for name in _OWN)
     if not special and not dropout and query.device.type in RUNS_ON and not torch.compiler.is_compiling():
         found = _by_kernel(module, query, key, value, attention_mask, scaling, is_causal)
@@ -95,7 +90,7 @@ def attention(
 
 
 def _whole(found: Tensor | None, rows: int) -> Tensor | None:
-    """A mask as PyTorch's function takes it: with causality written into a [B, S] one."""
+    """A mask for PyTorch's function: causality is written into a [B, S] one."""
     if found is None or found.dim() != 2:
         return found
     return found[:, None, None, :] & torch.ones(rows, found.shape[1], dtype=torch.bool, device=found.device).tril()
@@ -105,15 +100,16 @@ def _by_kernel(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None,
     is_causal: bool | None,
 ) -> Tensor | None:  # fmt: skip
-    """The kernel's result, or None where it has none for these arguments."""
+    """The kernel's result, or None if it does not support these arguments."""
     options: dict[str, Any] = {"scale": scaling}
     rows, keys = query.shape[2], key.shape[2]
     if attention_mask is None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         options["is_causal"] = bool(causal) and rows > 1
-        if options["is_causal"] and keys > rows:  # the keys of a cache that are not written yet: PyTorch's alignment
+        if options["is_causal"] and keys > rows:  # unwritten slots of a cache: PyTorch aligns at the upper left
             key, value = key[:, :, :rows], value[:, :, :rows]
-    elif not TAKES_KEY_MASKS or not _is_key_mask(attention_mask):
+    elif not TAKES_KEY_MASKS or attention_mask.dtype is not torch.bool or not (
+            attention_mask.dim() == 2 or (attention_mask.dim() == 4 and attention_mask.shape[1:3] == (1, 1))):
         return None
     elif attention_mask.dim() == 2:
         options |= {"key_mask": attention_mask, "is_causal": True}
@@ -125,10 +121,3 @@ def _by_kernel(
     if kernel_refusal(query, key, value, **options) is not None:
         return None
     return ridgeline_attention(query, key, value, **options)
-
-
-def _is_key_mask(found: Tensor) -> bool:
-    """A boolean of keys: [B, S], or [B, 1, 1, S]."""
-    return found.dtype is torch.bool and (
-        found.dim() == 2 or (found.dim() == 4 and found.shape[1] == found.shape[2] == 1)
-    )

@@ -1,8 +1,8 @@
-"""Attributes put into modules and configurations of others, and kept out of their copies and of files.
+"""Sets attributes on modules and configurations so that copies and saved files do not contain them.
 
-A forward of ours is bound to its layer and closes over what the layer was recognized as: a shallow copy computed with
-its original's weights, and a model that was saved whole could not be loaded. Names in configurations mean nothing where
-nobody has registered them.
+A replaced forward is bound to its module and closes over what it recognized: a shallow copy would compute with the
+original's weights, and a model saved as a whole could not be loaded. Registry names in configurations are unknown to
+other processes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _ABSENT = object()
 _REDUCE = "__reduce_ex__"
 _PROTOCOL = 4
 _before: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
-"""By ``id``, since configurations cannot be keys: what an owner held under the names that are ours now."""
+"""By ``id``, because configurations are not hashable: an owner's original values of the names that are ours now."""
 
 
 def place(owner: Any, name: str, value: Any) -> Callable[[], None]:
-    """Puts a value under a name of a module or a configuration; what is returned takes it out again."""
+    """Set an attribute of a module or a configuration; returns a function that restores it."""
     if isinstance(owner, nn.Module):
         inner = _placed(owner, _REDUCE, types.MethodType(_reduced, owner)) if _REDUCE not in vars(owner) else _nothing
     else:
@@ -71,12 +71,12 @@ def _kept_of(owner: Any) -> dict[str, Any]:
 
 
 def _reduced(self: Any, protocol: Any) -> Any:
-    """How a module with something of ours is copied and saved: as it was before."""
+    """``__reduce_ex__`` of a module with attributes of ours: copies and saves the original ones."""
     return _without(self, getattr(type(self), _REDUCE)(self, protocol))
 
 
 def _reduced_plainly(owner: Any) -> Any:
-    """The same for a configuration, whose classes are looked up where Python copies and saves."""
+    """The same for a configuration, through ``copyreg.dispatch_table``."""
     return _without(owner, getattr(type(owner), _REDUCE)(owner, _PROTOCOL))
 
 

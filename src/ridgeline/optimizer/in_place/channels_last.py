@@ -1,4 +1,4 @@
-"""Convolution weights of a clone channels last; the weights of the model itself stay as they lie."""
+"""Channels-last convolution weights for a clone of a model; the model's own weights keep their layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def channels_last_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Convolutions whose weights would lie elsewhere channels last; weights that others hold stay as they are."""
+    """Convolutions whose weights change their strides by channels last, without weights that other tensors share."""
     found = []
     for path, module in model.named_modules():
         weight = getattr(module, "weight", None)
@@ -29,7 +29,7 @@ def channels_last_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 class LaidWeights:
-    """Copies of weights in another layout, copied again, in place, after the weights were written to."""
+    """Channels-last copies of weights, updated in place after the weights were written to."""
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         self.pairs = pairs
@@ -39,7 +39,7 @@ class LaidWeights:
         return [(weight._version, weight.data_ptr()) for weight, _ in self.pairs]
 
     def refresh(self) -> None:
-        """Copy the weights again if one was written to or given other memory."""
+        """Copy the weights again if one was written to or moved."""
         marks = self._read()
         if marks != self._marks:
             with torch.no_grad():
@@ -49,10 +49,10 @@ class LaidWeights:
 
 
 def lay_channels_last(clone: nn.Module, model: nn.Module, *, differentiable: bool) -> LaidWeights | None:
-    """Gives convolutions of a clone weights that lie channels last.
+    """Give convolutions of a clone channels-last weights.
 
-    For inference they are copies, which the result refreshes. In training every forward lays them anew, so that
-    gradients reach the weights of the model: one copy of the weights a step.
+    For inference they are copies, refreshed by the result. In training every forward converts them, one copy a step, so
+    that gradients reach the weights of the model.
     """
     layers = dict(clone.named_modules())
     pairs = []
@@ -71,7 +71,7 @@ def lay_channels_last(clone: nn.Module, model: nn.Module, *, differentiable: boo
 
 @cache
 def _laying(kind: Any) -> Any:
-    """A class of convolutions whose weight is read channels last."""
+    """A subclass of a convolution whose weight is converted to channels last when it is read."""
 
     def weight(self: Any) -> Tensor:
         found = self._parameters["weight"]

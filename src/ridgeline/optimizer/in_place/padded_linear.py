@@ -1,7 +1,7 @@
-"""Products with odd sizes, padded to whole tiles: a vocabulary of 50,257 costs a GEMM half of its speed or more.
+"""Linear layers with odd sizes, padded to whole tiles: a vocabulary of 50,257 costs a GEMM half of its speed or more.
 
-Rows of 16-bit numbers that do not begin at multiples of 16 bytes cannot be read or written in wide pieces, and cuBLAS
-falls back to slow kernels: forward and both products of the backward. Copies into padded memory cost one pass each.
+16-bit rows that do not start at multiples of 16 bytes prevent wide accesses, and cuBLAS falls back to slow kernels in
+the forward and in both GEMMs of the backward. Copies into padded memory cost one pass each.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ridgeline.engine.autotune import Contest
 from ridgeline.kernels import drop_padding
 
 ALIGNED = 8
-"""Elements of 16 bits in 16 bytes, the widest piece a thread moves."""
+"""16-bit elements in 16 bytes, the widest access."""
 WHOLE = 64
 LEAST_ROWS, LEAST_WEIGHTS = 128, 1 << 22
-"""Below these, the copies cost what the product gains: 1,024 outputs of 479 inputs take 0.90 ms padded and 0.45 plain,
+"""Below these sizes copies cost what the GEMM gains: 1,024 outputs of 479 inputs take 0.90 ms padded and 0.45 plain,
 50,257 of 1,024 take 2.9 and 10.4 (8,192 and 4,096 rows, forward and backward, H200)."""
 NARROW = (torch.bfloat16, torch.float16)
 CONTEST = Contest()
@@ -30,9 +30,9 @@ _active_modes = torch._C._len_torch_dispatch_stack
 
 
 def is_odd(module: nn.Module, cast: bool = False) -> bool:
-    """Whether a module is a linear layer, large and of a size that products are slow with.
+    """Whether a module is a large linear layer of an unaligned size.
 
-    ``cast`` if weights in float32 may be multiplied under autocast, which is asked when they are.
+    ``cast`` includes float32 weights, which autocast may convert at run time.
     """
     narrow = (*NARROW, torch.float32) if cast else NARROW
     if type(module) is not nn.Linear or computed_in(module.weight) not in narrow:
@@ -41,18 +41,18 @@ def is_odd(module: nn.Module, cast: bool = False) -> bool:
 
 
 def is_odd_size(outputs: int, inputs: int) -> bool:
-    """Whether a weight is large and of a size that products are slow with."""
+    """Whether a weight is large and has an unaligned size."""
     return bool(outputs % ALIGNED or inputs % ALIGNED) and outputs * inputs >= LEAST_WEIGHTS
 
 
 def padded_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``F.linear`` through padded memory; the result lies as ``F.linear`` would lay it."""
+    """``F.linear`` through padded memory; the result has the layout of ``F.linear``'s."""
     result: Tensor = _Padded.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return result
 
 
 def forward_of(original: Callable[..., Any], devices: frozenset[str]) -> Callable[..., Any]:
-    """A forward for a linear layer that pads where that pays, and else does what it did."""
+    """The forward of a linear layer that pads where that pays."""
 
     def forward(self: Any, input: Tensor) -> Tensor:
         weight, bias, dtype = self.weight, self.bias, computed_in(self.weight)
@@ -68,7 +68,7 @@ def forward_of(original: Callable[..., Any], devices: frozenset[str]) -> Callabl
 
 
 class _Padded(torch.autograd.Function):
-    """What is saved is what ``F.linear`` saves: weights are padded again in the backward."""
+    """Saves what ``F.linear`` saves: weights are padded again in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -92,9 +92,9 @@ class _Padded(torch.autograd.Function):
 
 
 def product_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product by whichever way is the fastest for its sizes here; by the first where none may be timed.
+    """The GEMM by the fastest way for its sizes, or by the first way where timing is not allowed.
 
-    While a call is recorded it is watched: GPT-2's recordings had kept padding whatever had won.
+    During a capture it is one op: otherwise GPT-2's captures kept padding whichever way had won.
     """
     ways = {"padded": partial(_padded, x, weight, bias), "plain": partial(F.linear, x, weight, bias)}
     if not weight.shape[1] % ALIGNED and weight.shape[0] > WHOLE:
@@ -103,7 +103,7 @@ def product_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             ways["parts, without_padding"] = partial(_parts, x, weight, bias, drop_padding)
     if torch.compiler.is_compiling():
         return ways["padded"]()
-    if _active_modes() or type(x) not in (Tensor, nn.Parameter):  # one op to whoever watches; inside, the way that won
+    if _active_modes() or type(x) not in (Tensor, nn.Parameter):  # one op for dispatch modes; inside, the fastest way
         return torch.ops.ridgeline_optimizer.odd_product(x, weight, bias)
     key = (x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), bias is None, x.device)
     return CONTEST.run(key, ways, x.device)
@@ -124,12 +124,11 @@ def _padded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, without_padding: Callable[[Tensor], Tensor]) -> Tensor:
-    """Whole tiles of columns and the few that are left, two products into rows that are apart by whole tiles; no weight
-    is padded.
+    """Two GEMMs, over whole tiles of columns and over the rest, into rows padded to whole tiles; weights stay unpadded.
 
-    It is the odd number of columns that cuBLAS is slow with, wherever they go: GPT-2's last product (50,257 words and
-    4,096 tokens, H200) takes 4.40 ms plain, 4.39 into wide rows and 0.57 with 50,304 columns; padding the weight is
-    116 µs, PyTorch's copy of odd rows 470, for 412 MB.
+    cuBLAS is slow with an odd number of columns, wherever they are written: GPT-2's last GEMM (50,257 words and 4,096
+    tokens, H200) takes 4.40 ms plain, 4.39 into padded rows and 0.57 with 50,304 columns; padding the weight takes
+    116 µs, PyTorch's copy of odd rows 470 (412 MB).
     """
     outputs = weight.shape[0]
     whole = outputs - outputs % WHOLE
@@ -143,7 +142,7 @@ def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, without_padding: Call
 
 
 def _lack(size: int) -> int:
-    """Elements to the next whole tile; none where rows are aligned already."""
+    """Elements to the next whole tile; 0 if rows are aligned."""
     return -size % WHOLE if size % ALIGNED else 0
 
 

@@ -1,8 +1,8 @@
-"""Convolutions whose windows lie side by side, as one product: an image cut into patches, a clip into tubes.
+"""Convolutions with adjacent windows as one GEMM: an image cut into patches, a clip into tubes.
 
-A filter of 16 × 16 over three channels moved by 16 is a product of patches with a matrix. cuDNN pads three channels to
-eight and takes 0.46 ms for ViT-L's 64 images on an H200, the product and the copy that lays patches out less than a
-tenth of that. Where a window has many channels, cuDNN is as fast and needs no copy.
+A filter of 16 × 16 over three channels with stride 16 is a GEMM of patches and a matrix. cuDNN pads three channels to
+eight and takes 0.46 ms for ViT-L's 64 images on an H200; the GEMM and the copy that rearranges patches take less than a
+tenth of that. For many channels cuDNN is as fast and needs no copy.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ from torch import Tensor, nn
 
 from ridgeline.engine.autocast import computed_in
 
-MOST_CHANNELS = 8
-"""Up to so many channels cuDNN pads them: an eighth of a 16-byte access each, or fewer."""
-LEAST_TERMS = 16
-"""Elements of a window: below, the copy costs more than the product gains."""
 LEAST_NUMBERS = 1 << 18
-"""Elements of the input from which it matters."""
+"""Smaller inputs do not matter."""
 ALIGNED = 8
 NARROW = (torch.bfloat16, torch.float16)
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def patched(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A convolution by ``weight`` whose stride is the size of its windows, without padding; channels lie last."""
+    """A convolution by ``weight`` with stride equal to its windows and no padding; the result is channels last."""
     sizes = weight.shape[2:]
     counts = [length // size for length, size in zip(x.shape[2:], sizes, strict=True)]
     for dim, (count, size) in enumerate(zip(counts, sizes, strict=True)):
@@ -38,19 +34,21 @@ def patched(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     windows, inside = range(2, 2 + 2 * num, 2), range(3, 3 + 2 * num, 2)
     rows = cut.permute(0, *windows, 1, *inside).reshape(-1, weight[0].numel())
     filters = weight.reshape(weight.shape[0], -1)
-    if lack := -rows.shape[1] % ALIGNED:  # rows off 16 bytes are read in small pieces
+    if lack := -rows.shape[1] % ALIGNED:  # unaligned rows prevent 16-byte accesses
         rows, filters = F.pad(rows, (0, lack)), F.pad(filters, (0, lack))
     made = F.linear(rows, filters, bias).view(x.shape[0], *counts, weight.shape[0])
     return made.permute(0, -1, *range(1, 1 + num))
 
 
 def is_patching(weight: Tensor, stride: Sequence[int], padding: Any, dilation: Sequence[int], groups: int) -> bool:
-    """Whether windows lie side by side, and hold few channels of 16 bits: cuDNN's weak spot."""
+    """Whether windows are adjacent and hold few 16-bit channels, for which cuDNN is slow."""
     sizes = tuple(weight.shape[2:])
     plain = padding == "valid" or (not isinstance(padding, str) and not any(padding))
-    narrow = computed_in(weight) in NARROW and (weight.shape[1] <= MOST_CHANNELS or len(sizes) == 3)
+    # cuDNN pads up to so many channels, to one 16-byte access.
+    narrow = computed_in(weight) in NARROW and (weight.shape[1] <= 8 or len(sizes) == 3)
+    # For smaller windows the copy costs more than the GEMM gains.
     return narrow and plain and groups == 1 and tuple(stride) == sizes and set(dilation) == {1} and (
-        weight[0].numel() >= LEAST_TERMS
+        weight[0].numel() >= 16
     )  # fmt: skip
 
 
@@ -62,13 +60,13 @@ def is_patch_layer(module: nn.Module) -> bool:
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether an input is a batch of 16-bit images large enough to matter."""
+    """Whether an input is a large enough batch of 16-bit images."""
     alike = computed_in(x) == computed_in(weight) in NARROW
     return x.dim() == weight.dim() and alike and x.numel() >= LEAST_NUMBERS
 
 
 def forward_of(original: Callable[..., Any], devices: frozenset[str]) -> Callable[..., Any]:
-    """A forward for such a layer: one product where the input fits, else what it did."""
+    """The forward of such a layer: one GEMM if the input fits, otherwise as before."""
 
     def forward(self: Any, input: Tensor) -> Tensor:
         if input.device.type not in devices or not fits(input, self.weight):

@@ -1,7 +1,7 @@
-"""What a module computes, found out by trying: normalizations, gated feed-forward layers, rotary embeddings.
+"""Recognizes what a module computes by trying it: normalizations, gated feed-forward layers, rotary embeddings.
 
-Nothing is concluded from a name. A module is asked for results on drawn inputs, and what it returns is compared with
-what the formula gives, at several magnitudes, so that an eps in another place or another activation shows.
+Nothing is concluded from names. A module is run on random inputs of several magnitudes, and its results are compared
+with the formula's, so that a different position of eps or another activation shows.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _MAGNITUDES = (1e-4, 1e-2, 1.0, 30.0)
-_TOLERANCE = 2e-5
-"""Relative, in float32: an eps of 1e-6 in the wrong place is 0.5 at the smallest magnitude."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -28,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm (``centered`` false) or LayerNorm over the last dim, with what is added to the weight."""
+    """RMSNorm, or LayerNorm if ``centered``, over the last dim; ``offset`` is added to the weight."""
 
     eps: float
     centered: bool
@@ -37,18 +35,18 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """down(act(gate(x)) · up(x)): the names of the children, and the activation. One child may make gate and up."""
+    """down(act(gate(x)) · up(x)): the names of the children, and the activation. Gate and up may be one child."""
 
     gate: str
     up: str
     down: str
     activation: str
-    halves: str  # "apart", or which half of one product is the gate: "first", "second"
-    drops: bool  # whether the module has dropout, which this formula leaves out: right in evaluation only
+    halves: str  # "apart", or which half of the common GEMM is the gate: "first", "second"
+    drops: bool  # whether the module has dropout, so that the formula holds in evaluation only
 
 
 def norm_of(module: nn.Module) -> Norm | None:
-    """The normalization a module without children is, or None."""
+    """The normalization that a module without children computes, or None."""
     if next(module.children(), None) is not None or not _takes_one_tensor(module):
         return None
     own = dict(module.named_parameters(recurse=False))
@@ -56,19 +54,14 @@ def norm_of(module: nn.Module) -> Norm | None:
         return None
     if next(module.buffers(recurse=False), None) is not None:
         return None
-    for eps in _eps_of(module):
+    values = {name: value for name, value in vars(module).items() if isinstance(value, float) and 0 < value < 1e-2}
+    likely = sorted(values, key=lambda name: "eps" not in name)
+    for eps in dict.fromkeys(values[name] for name in likely):
         for centered, offset in ((False, 0.0), (True, 0.0), (False, 1.0)):
             found = Norm(eps, centered, offset)
             if ("bias" in own) <= centered and _agrees(module, found, own["weight"].shape[0]):
                 return found
     return None
-
-
-def _eps_of(module: nn.Module) -> list[float]:
-    """Small positive numbers among a module's attributes, in the order of their likelihood."""
-    named = {name: value for name, value in vars(module).items() if isinstance(value, float) and 0 < value < 1e-2}
-    likely = sorted(named, key=lambda name: "eps" not in name)
-    return list(dict.fromkeys(named[name] for name in likely))
 
 
 def _takes_one_tensor(module: nn.Module) -> bool:
@@ -84,7 +77,7 @@ def _takes_one_tensor(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _agrees(module: nn.Module, norm: Norm, width: int) -> bool:
-    """Whether a copy of the module with drawn weights gives what the formula gives, in float32 on the host."""
+    """Whether a copy of the module with random weights computes the formula, in float32 on the host."""
     try:
         trial = copy.deepcopy(module).to("cpu", torch.float32)
         generator = torch.Generator().manual_seed(0)
@@ -112,15 +105,14 @@ def _expected(module: Any, norm: Norm, x: Tensor) -> Tensor:
 
 def _close(found: Tensor, expected: Tensor) -> bool:
     scale = expected.abs().max().clamp_min(1e-12)
-    return bool(((found.float() - expected).abs().max() / scale) < _TOLERANCE)
-
-
-# gated feed-forward layers ----------------------------------------------------------------------------------------
+    # Relative, in float32: an eps of 1e-6 in the wrong place is off by 0.5 at the smallest magnitude.
+    return bool(((found.float() - expected).abs().max() / scale) < 2e-5)
 
 
 def gated_of(module: nn.Module) -> Gated | None:
-    """The gated layer a module of two or three linear children is, or None."""
-    linears = {name: child for name, child in module.named_children() if _is_linear(child)}
+    """The gated layer that a module with two or three linear children computes, or None."""
+    linears = {name: child for name, child in module.named_children() if isinstance(child, nn.Linear)
+               and isinstance(getattr(child, "weight", None), Tensor) and child.weight.dim() == 2}  # fmt: skip
     others = [child for name, child in module.named_children() if name not in linears]
     bare = all(next(child.parameters(), None) is None for child in others)
     own = next(module.parameters(recurse=False), None)
@@ -138,23 +130,18 @@ def gated_of(module: nn.Module) -> Gated | None:
     return None
 
 
-def _is_linear(child: nn.Module) -> bool:
-    weight = getattr(child, "weight", None)
-    return isinstance(child, nn.Linear) and isinstance(weight, Tensor) and weight.dim() == 2
-
-
 def _drops(module: nn.Module) -> bool:
-    """Whether dropout may be in a module: as a child, or as a probability among its attributes."""
+    """Whether a module may have dropout: as a child, or as a rate among its attributes."""
     named = any("drop" in name.lower() for name in (*vars(module), *dict(module.named_children())))
     return named or any("Dropout" in type(child).__name__ for child in module.children())
 
 
 def _roles(linears: dict[str, nn.Module]) -> list[tuple[str, str, str, str]]:
-    """Which child may be gate, up and down, going by sizes."""
+    """Possible assignments of gate, up and down to the children, by their sizes."""
     found = []
     sizes = {name: (child.in_features, child.out_features) for name, child in linears.items()}  # type: ignore[attr-defined]
     if len(linears) == 2:
-        for first, down in _orders(list(linears)):
+        for first, down in (tuple(linears), tuple(linears)[::-1]):
             if sizes[first][1] == 2 * sizes[down][0]:
                 found += [(first, first, down, half) for half in ("first", "second")]
         return found
@@ -165,13 +152,9 @@ def _roles(linears: dict[str, nn.Module]) -> list[tuple[str, str, str, str]]:
     return found
 
 
-def _orders(names: list[str]) -> list[tuple[str, str]]:
-    return [(names[0], names[1]), (names[1], names[0])]
-
-
 @torch.no_grad()
 def _observed(module: nn.Module, linears: Any, gate: str, up: str, down: str) -> tuple[Tensor, Tensor, Tensor] | None:
-    """(gate's product, up's product, what down was given) on a drawn input; None if the module works another way."""
+    """(gate's output, up's output, down's input) on a random input; None if the module works differently."""
     given: list[Tensor] = []
     weight = linears[gate].weight
     if weight.is_meta:
@@ -181,7 +164,13 @@ def _observed(module: nn.Module, linears: Any, gate: str, up: str, down: str) ->
         generator = torch.Generator(device=weight.device).manual_seed(0)
         x = torch.randn(5, linears[gate].in_features, generator=generator, device=weight.device, dtype=torch.float32)
         x = x.to(weight.dtype)
-        returned = _evaluated(module, x)
+        modes = [(each, each.training) for each in module.modules()]
+        module.eval()
+        try:
+            returned = module(x)
+        finally:
+            for each, training in modes:
+                each.training = training
         if len(given) != 1 or not isinstance(returned, Tensor) or not torch.equal(returned, linears[down](given[0])):
             return None
         return linears[gate](x), linears[up](x), given[0]
@@ -191,19 +180,8 @@ def _observed(module: nn.Module, linears: Any, gate: str, up: str, down: str) ->
         handle.remove()
 
 
-def _evaluated(module: nn.Module, x: Tensor) -> Any:
-    """The module's result in evaluation mode, its modes as they were afterwards."""
-    modes = [(each, each.training) for each in module.modules()]
-    module.eval()
-    try:
-        return module(x)
-    finally:
-        for each, training in modes:
-            each.training = training
-
-
 def _explains(seen: tuple[Tensor, Tensor, Tensor], activation: Any, halves: str) -> bool:
-    """Whether what down was given is the activation of the gate times the other, to the last bits of its type."""
+    """Whether down's input is act(gate) · up, to within the rounding of its dtype."""
     gate, up, given = seen
     if halves != "apart":
         first, second = gate.chunk(2, -1)
@@ -216,12 +194,9 @@ def _explains(seen: tuple[Tensor, Tensor, Tensor], activation: Any, halves: str)
     return bool(((meant.float() - given.float()).abs() <= 4 * step * scale).all())
 
 
-# rotary embedding -------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def rotary_of(function: Callable[..., Any]) -> bool | None:
-    """How a function(q, k, cos, sin) turns: False by halves, True by neighbors, None if it does anything else."""
+    """The rotation of a function(q, k, cos, sin): False for halves, True for interleaved, None for anything else."""
     from ridgeline.kernels.rope import reference
 
     try:
@@ -249,7 +224,7 @@ def rotary_of(function: Callable[..., Any]) -> bool | None:
 
 
 def scan_of(function: Callable[..., Any]) -> bool:
-    """Whether a function of x, delta, A, B and C is the selective scan, with and without what it may leave out."""
+    """Whether a function of x, delta, A, B and C is the selective scan, with and without its optional arguments."""
     from ridgeline.kernels.selective_scan import reference
 
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Kernels put into a Hugging Face model in place, and taken out again: what was there before comes back exactly."""
+"""Replaces parts of a Hugging Face model by kernels in place; ``revert`` restores the model exactly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARTS = ("attention", "norm", "gate", "rotary", "loss", "padding", "patches", "s
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """One place where a kernel was put in: the module's path, what it was and what computes it now."""
+    """One replacement: the module's path, what it was and what computes it now."""
 
     where: str
     what: str
@@ -40,7 +40,7 @@ class Replaced:
 
 @dataclass(slots=True)
 class Applied:
-    """What ``apply`` changed in a model, what it left alone and why."""
+    """What ``apply`` replaced in a model, and what it left alone and why."""
 
     replaced: list[Replaced] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
@@ -59,12 +59,12 @@ _applied: weakref.WeakKeyDictionary[nn.Module, Applied] = weakref.WeakKeyDiction
 
 
 def apply(model: nn.Module, parts: Sequence[str] = PARTS) -> Applied:
-    """Put our kernels into a model in place: ``parts`` of attention, norm, gate, rotary, loss, padding, patches, scan,
+    """Replace ``parts`` of a model by our kernels: attention, norm, gate, rotary, loss, padding, patches, scan,
     experts, encoders.
 
-    Modules are recognized by what they compute, tried on drawn inputs before anything is replaced. Attention goes
-    through transformers' registries. Calls that a kernel does not take fall back to what the model came with.
-    ``revert`` undoes it. Copies, and what is saved whole and loaded, are the model without kernels.
+    Modules are recognized by running them on random inputs before anything is replaced. Attention goes through
+    transformers' registries. Calls that a kernel does not support run as before. ``revert`` undoes all of it. Copies
+    and saved models have no kernels of ours.
     """
     if isinstance(parts, str):
         raise OptimizeError(f"apply: parts is a list of names: write parts=[{parts!r}]")
@@ -83,15 +83,12 @@ def apply(model: nn.Module, parts: Sequence[str] = PARTS) -> Applied:
 
 
 def revert(model: nn.Module) -> None:
-    """Take out what ``apply`` put in: every attribute and forward as it was. A model without kernels is left alone."""
+    """Undo ``apply``: restore every attribute and forward. A model without kernels of ours is left alone."""
     if not isinstance(model, nn.Module):
         raise OptimizeError(f"revert wants a torch.nn.Module, not {type(model).__name__}")
     done = _applied.pop(model, None)
     while done is not None and done.undos:
         done.undos.pop()()
-
-
-# attention --------------------------------------------------------------------------------------------------------
 
 
 def _put_attention(model: nn.Module, done: Applied) -> None:
@@ -124,11 +121,8 @@ def _attention_configs(model: nn.Module) -> list[tuple[str, Any, bool]] | None:
     return list(found.values()) if found else None
 
 
-# modules whose forward is replaced ----------------------------------------------------------------------------------
-
-
 def _override(module: nn.Module, function: Callable[..., Any], done: Applied) -> None:
-    """Give one module another forward; the one of its class, or one set before, comes back with the undo."""
+    """Replace the forward of one module; the undo restores its class's, or the one set before."""
     done.undos.append(place(module, "forward", types.MethodType(function, module)))
     done.undos.append(place(module, _REPLICATE, types.MethodType(_replica, module)))
 
@@ -137,7 +131,7 @@ _REPLICATE = "_replicate_for_data_parallel"
 
 
 def _replica(self: nn.Module) -> nn.Module:
-    """A replica on another device computes as its class does: a forward of ours is its original's, with its weights."""
+    """Data-parallel replicas use their class's forward: ours is bound to the original and its weights."""
     made = getattr(type(self), _REPLICATE)(self)
     for name in ("forward", _REPLICATE, "__reduce_ex__"):
         made.__dict__.pop(name, None)
@@ -145,8 +139,8 @@ def _replica(self: nn.Module) -> nn.Module:
 
 
 def _as_found(module: nn.Module, forward: Callable[..., Any], called: Sequence[str] = ()) -> Callable[..., Any]:
-    """A forward for as long as the module is what it was recognized as: its plain attributes, its functions, the parts
-    that are computed and not called, and the forward of its class. Else it is the module's own."""
+    """The forward, guarded by what the module was recognized from: its plain attributes, its functions, children that
+    are computed but not called, and its class's forward. If those change, the module's own forward runs."""
     original = type(module).forward
     settings = _settings(module)
     functions = [(name, held) for name, held in vars(module).items() if isinstance(held, _FUNCTIONS)]
@@ -163,7 +157,7 @@ def _as_found(module: nn.Module, forward: Callable[..., Any], called: Sequence[s
         return all(_is_part(self._modules.get(name), kind, inner) for name, kind, inner in parts)
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # whose guards look at the class
+        if torch.compiler.is_compiling():  # Dynamo guards the class
             return forward(self, *args, **kwargs) if same(self) else original(self, *args, **kwargs)
         written = type(self).forward
         return forward(self, *args, **kwargs) if written is original and same(self) else written(self, *args, **kwargs)
@@ -176,13 +170,13 @@ _SETTINGS = (int, float, bool, str, tuple, type(None))
 
 
 def _settings(module: nn.Module) -> list[tuple[str, Any]]:
-    """Plain attributes that a person may set."""
+    """Plain public attributes."""
     return [(name, value) for name, value in vars(module).items()
             if isinstance(value, _SETTINGS) and not name.startswith("_") and name != "training"]  # fmt: skip
 
 
 def _is_part(part: Any, kind: type[nn.Module], settings: list[tuple[str, Any]]) -> bool:
-    """Whether a part that is computed and not called is of the class it was, set as it was, and nobody listens."""
+    """Whether a child that is computed but not called has its class and attributes, and no hooks."""
     if not isinstance(part, nn.Module) or type(part) is not kind:
         return False
     if part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__:
@@ -191,7 +185,7 @@ def _is_part(part: Any, kind: type[nn.Module], settings: list[tuple[str, Any]]) 
 
 
 def _by_class(model: nn.Module, recognize: Callable[[nn.Module], Any], key: Callable[[nn.Module], Any]) -> Any:
-    """(path, module, what it is) for every module that is recognized, one trial for all that are alike."""
+    """(path, module, what it is) for every recognized module; equal modules are tried once."""
     known: dict[Any, Any] = {}
     for path, module in list(model.named_modules()):
         if "forward" in module.__dict__:
@@ -204,16 +198,14 @@ def _by_class(model: nn.Module, recognize: Callable[[nn.Module], Any], key: Call
 
 
 def _numbers(module: nn.Module) -> tuple[Any, ...]:
-    """What tells modules of one class apart: their plain attributes, and the sizes and types of their parameters."""
+    """What distinguishes modules of one class: plain attributes, sizes and dtypes of parameters."""
     plain = (int, float, bool, str, type(None))
     attributes = sorted((k, v) for k, v in vars(module).items() if isinstance(v, plain) and not k.startswith("_"))
     parameters = [(name, tuple(p.shape), p.dtype, p.device.type) for name, p in module.named_parameters()]
-    children = [(name, type(child), _plain(child)) for name, child in module.named_children()]
+    children = [(name, type(child), tuple(sorted((k, str(v)) for k, v in vars(child).items()
+                                                 if isinstance(v, (int, float, str)))))
+                for name, child in module.named_children()]  # fmt: skip
     return tuple(attributes), tuple(parameters), tuple(children)
-
-
-def _plain(child: nn.Module) -> tuple[Any, ...]:
-    return tuple(sorted((k, str(v)) for k, v in vars(child).items() if isinstance(v, (int, float, str))))
 
 
 def _put_norm(model: nn.Module, done: Applied) -> None:
@@ -228,18 +220,15 @@ def _norm_forward(norm: Norm, original: Callable[..., Any]) -> Callable[..., Any
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if len(args) == 1 and not kwargs else None
         weight = self.weight
-        if x is None or x.device.type not in hooks.RUNS_ON or x.dtype != weight.dtype or _is_widened(x):
+        # Autocast may return float32 from a norm, where a kernel keeps the dtype of its input.
+        if x is None or x.device.type not in hooks.RUNS_ON or x.dtype != weight.dtype or (
+                x.dtype != torch.float32 and torch.is_autocast_enabled(x.device.type)):
             return original(self, *args, **kwargs)
         if centered:
             return layer_norm(x, weight, getattr(self, "bias", None), eps)
         return rms_norm(x, weight, eps, offset=offset)
 
     return forward
-
-
-def _is_widened(x: Tensor) -> bool:
-    """Whether autocast may turn a norm's result into float32, which a kernel would leave in its input's type."""
-    return x.dtype != torch.float32 and torch.is_autocast_enabled(x.device.type)
 
 
 def _put_gate(model: nn.Module, done: Applied) -> None:
@@ -274,7 +263,7 @@ def _gated_forward(gated: Gated, original: Callable[..., Any]) -> Callable[..., 
 
 
 def _put_rotary(model: nn.Module, done: Applied) -> None:
-    """Attention forwards run with their module's rotary function replaced, for this model alone."""
+    """Replace the rotary function in the globals of attention forwards, for this model alone."""
     known: dict[Any, bool | None] = {}
     for path, module in list(model.named_modules()):
         forward = module.__dict__.get("forward", type(module).forward)
@@ -293,7 +282,7 @@ def _put_rotary(model: nn.Module, done: Applied) -> None:
 
 
 def _rotary_name(forward: types.FunctionType) -> str | None:
-    """The global function of q, k, cos and sin that a forward calls."""
+    """The name of the global function of q, k, cos and sin that a forward calls."""
     for name in forward.__code__.co_names:
         found = forward.__globals__.get(name)
         if isinstance(found, types.FunctionType) and found.__code__.co_varnames[:4] == ("q", "k", "cos", "sin"):
@@ -302,7 +291,7 @@ def _rotary_name(forward: types.FunctionType) -> str | None:
 
 
 def _with_global(function: types.FunctionType, name: str, value: Any) -> types.FunctionType:
-    """The same code with one global name meaning something else; nothing outside it changes."""
+    """A copy of a function with one global replaced."""
     scope = {**function.__globals__, name: value}
     made = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__
@@ -316,7 +305,7 @@ def _rotary(original: Callable[..., Any], interleaved: bool) -> Callable[..., An
     def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         heads_dim = kwargs.get("unsqueeze_dim", 1)
         plain = q.device.type in hooks.RUNS_ON and not args and set(kwargs) <= {"unsqueeze_dim"} and heads_dim in (1, 2)
-        whole = cos.shape[-1] == q.shape[-1]  # a function that turns a part of each head knows how it splits it
+        whole = cos.shape[-1] == q.shape[-1]  # partial rotations stay with the original
         if not plain or not whole or q.dtype != cos.dtype:
             return original(q, k, cos, sin, *args, **kwargs)
         if interleaved:
@@ -328,18 +317,12 @@ def _rotary(original: Callable[..., Any], interleaved: bool) -> Callable[..., An
     return apply_rotary
 
 
-# linear layers of odd sizes -----------------------------------------------------------------------------------------
-
-
 def _put_padding(model: nn.Module, done: Applied) -> None:
     cast = casts.enters(model)
     for path, module in list(model.named_modules()):
         if "forward" not in module.__dict__ and is_odd(module, cast):
             _override(module, forward_of(type(module).forward, hooks.RUNS_ON), done)
             done.replaced.append(Replaced(path, "an odd linear layer", "padded_linear"))
-
-
-# convolutions whose windows lie side by side ------------------------------------------------------------------------
 
 
 def _put_patches(model: nn.Module, done: Applied) -> None:
@@ -349,9 +332,6 @@ def _put_patches(model: nn.Module, done: Applied) -> None:
             done.replaced.append(Replaced(path, "a convolution that cuts patches", "patched"))
 
 
-# encoders that pack padded rows -------------------------------------------------------------------------------------
-
-
 def _put_encoders(model: nn.Module, done: Applied) -> None:
     for path, module in list(model.named_modules()):
         if "forward" not in module.__dict__ and encoders.packs_rows(module):
@@ -359,11 +339,8 @@ def _put_encoders(model: nn.Module, done: Applied) -> None:
             done.replaced.append(Replaced(path, "an encoder that packs padded rows", "an encoder over all rows"))
 
 
-# scan -------------------------------------------------------------------------------------------------------------
-
-
 def _put_scan(model: nn.Module, done: Applied) -> None:
-    """Selective scans written as a loop over steps, for this model alone."""
+    """Replace selective scans that loop over steps, for this model alone."""
     known: dict[Any, bool] = {}
     for path, module in list(model.named_modules()):
         forward = module.__dict__.get("forward", type(module).forward)
@@ -383,7 +360,7 @@ def _put_scan(model: nn.Module, done: Applied) -> None:
 
 
 def _scan_name(forward: types.FunctionType) -> str | None:
-    """The global function of x, delta, A, B and C that a forward calls."""
+    """The name of the global function of x, delta, A, B and C that a forward calls."""
     for name in forward.__code__.co_names:
         found = inspect.unwrap(forward.__globals__.get(name, _scan_name))
         names = found.__code__.co_varnames if isinstance(found, types.FunctionType) else ()
@@ -393,7 +370,7 @@ def _scan_name(forward: types.FunctionType) -> str | None:
 
 
 def _with_inner(outer: Any, inner: Any, new: types.FunctionType) -> types.FunctionType | None:
-    """A decorated function around another inside; None where the inner is not found in what it closes over."""
+    """A decorated function around another inner function; None if its closure does not contain the inner one."""
     if outer is inner:
         return new
     cells = outer.__closure__ or ()
@@ -409,7 +386,7 @@ def _with_inner(outer: Any, inner: Any, new: types.FunctionType) -> types.Functi
 def _closes(cell: Any, inner: Any) -> bool:
     try:
         held = cell.cell_contents
-    except ValueError:  # not filled yet
+    except ValueError:  # an empty cell
         return False
     return isinstance(held, types.FunctionType) and inspect.unwrap(held) is inner
 
@@ -431,40 +408,26 @@ def _scan(original: Callable[..., Any]) -> Callable[..., Any]:
     return scan
 
 
-# loss -------------------------------------------------------------------------------------------------------------
-
-
 def _put_loss(model: nn.Module, done: Applied) -> None:
-    """The causal and the masked loss of transformers on the logits as they are, without a float32 copy of them."""
+    """transformers' causal and masked losses on the logits' own dtype, without a float32 copy."""
     named = [(path, module) for path, module in model.named_modules()
              if isinstance(getattr(type(module), "loss_function", None), property)]  # fmt: skip
-    if not named:  # nothing of transformers', whose import takes seconds
+    if not named:  # importing transformers takes seconds
         return
     try:
-        from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
+        from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaskedLMLoss
     except ImportError:
         return
     for path, module in named:
-        if "_loss_function" in module.__dict__ or not _uses(module, "loss_function"):
+        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        if "_loss_function" in module.__dict__ or code is None or "loss_function" not in code.co_names:
             continue
-        present = _loss_of(module)
+        # Without the property's warning for modules without a loss.
+        present = LOSS_MAPPING.get(getattr(module, "loss_type", None) or "ForCausalLM")
         if present is ForCausalLMLoss or present is ForMaskedLMLoss:
             ours = _loss(present, shifted=present is ForCausalLMLoss)
             done.undos.append(place(module, "_loss_function", ours))
             done.replaced.append(Replaced(path, present.__name__, "cross_entropy"))
-
-
-def _uses(module: nn.Module, name: str) -> bool:
-    """Whether a module's forward speaks of an attribute; decorated forwards are unwrapped first."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return code is not None and name in code.co_names
-
-
-def _loss_of(module: Any) -> Any:
-    """The loss a module would use, without the warning for those that have none."""
-    from transformers.loss.loss_utils import LOSS_MAPPING
-
-    return LOSS_MAPPING.get(getattr(module, "loss_type", None) or "ForCausalLM")
 
 
 def _loss(original: Callable[..., Any], shifted: bool) -> Callable[..., Any]:
@@ -475,7 +438,12 @@ def _loss(original: Callable[..., Any], shifted: bool) -> Callable[..., Any]:
         rest = {"num_items_in_batch": num_items_in_batch, "ignore_index": ignore_index, **kwargs}
         if shifted:
             rest["shift_labels"] = shift_labels
-        target = _targets(labels, ignore_index, shift_labels, shifted).to(logits.device)
+        target = labels
+        if shifted and shift_labels is not None:
+            target = shift_labels
+        elif shifted:  # a causal model's labels move by one position; the last row has none
+            target = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        target = target.reshape(-1).contiguous().to(logits.device)
         flat = logits.reshape(-1, vocab_size)
         if logits.device.type not in hooks.RUNS_ON or CROSS_ENTROPY.support(flat, target) is not None:
             return original(logits, labels, vocab_size, **rest)
@@ -490,20 +458,8 @@ def _loss(original: Callable[..., Any], shifted: bool) -> Callable[..., Any]:
     return loss
 
 
-def _targets(labels: Tensor, ignore_index: int, shift_labels: Tensor | None, shifted: bool) -> Tensor:
-    """The class of every row: a causal model's labels move one place, the last row has none."""
-    if not shifted:
-        return labels.reshape(-1).contiguous()
-    if shift_labels is None:
-        shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    return shift_labels.reshape(-1).contiguous()
-
-
-# experts ------------------------------------------------------------------------------------------------------------
-
-
 def _put_experts(model: nn.Module, done: Applied) -> None:
-    """Mixtures of experts that transformers dispatches by its registry."""
+    """transformers' mixtures of experts, through its registry."""
     found: dict[int, tuple[str, Any]] = {}
     for path, module in model.named_modules():
         config = getattr(module, "config", None)

@@ -1,4 +1,4 @@
-"""Fewer bits within an error budget: what was measured of every layer, what was chosen, and the next choice to try."""
+"""Chooses formats for quantized layers within an error budget, and the next choice after one was proved."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ from ridgeline.optimizer.receipt import Narrow
 from ridgeline.optimizer.search.judge import Prover
 
 FIRST_FRAC = 0.8
-"""Share of the room between eager's own error and the budget that the first choice may fill by its estimate."""
-MARGIN_FRAC = 0.85
-"""Of what a measured error says would fit, what the next choice may fill."""
+"""Share of the error budget that the first choice may fill by its estimate."""
 MOST_TRIES = 3
-MEASURED_FRAC = 0.15
-"""Of the search's time, what measuring layers one by one may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Layers, what each could become, eager's own error and the budget for all of it together."""
+    """All layers with their possible formats, eager's own error and the error budget."""
 
     layers: tuple[Layer, ...]
     own_frac: float
@@ -34,7 +30,7 @@ class Study:
 
     @property
     def refusal(self) -> str:
-        """Why nothing can be done, if so."""
+        """Why no layer can be quantized, if so."""
         if self.room <= 0:
             return (f"no fewer bits: eager itself is {self.own_frac:.1e} from the reference, and error_budget is "
                     f"{self.error_budget:.1e}: results may not be farther than that")  # fmt: skip
@@ -48,18 +44,22 @@ class Study:
         return choose(list(self.layers), frac * self.room)
 
     def next_frac(self, frac: float, chosen: Mapping[str, Choice], error_frac: float) -> float | None:
-        """The share of the room to try next, going by what the last choice really did; None if it would be the same."""
+        """The share of the budget to try next, given the measured error; None if the choice would be the same."""
         meant = sum(choice.error_frac**2 for choice in chosen.values())
         real = max(error_frac**2 - self.own_frac**2, 1e-3 * meant)
         if not math.isfinite(real) or meant <= 0:
             return 0.25 * frac if not math.isfinite(real) else None
-        found = MARGIN_FRAC * meant / real
+        # Share of the error budget that the next choice may fill, given the measured error.
+        found = 0.85 * meant / real
         # More than all of the estimate's room is right where errors turned out smaller than estimated.
         return None if self.chosen(found) == dict(chosen) else found
 
     def rows(self, chosen: Mapping[str, Choice]) -> tuple[Narrow, ...]:
-        """What a receipt says of each layer."""
-        return tuple(_row(layer, chosen[layer.name]) for layer in self.layers if layer.name in chosen)
+        """The rows of the receipt."""
+        return tuple(Narrow(
+            name=layer.name, format=choice.format, local_frac=choice.local_frac, error_frac=choice.error_frac,
+            gain_s=choice.gain_s, basis="measured alone" if layer.alone else "as the nearest of its kind",
+        ) for layer in self.layers if (choice := chosen.get(layer.name)) is not None)  # fmt: skip
 
     def summary(self, chosen: Mapping[str, Choice]) -> str:
         alone = sum(layer.alone for layer in self.layers)
@@ -67,14 +67,9 @@ class Study:
         return f"fewer bits: {len(chosen)} of {len(self.layers)} layers, {alone} measured alone; {sums}"
 
 
-def _row(layer: Layer, choice: Choice) -> Narrow:
-    basis = "measured alone" if layer.alone else "as the nearest of its kind"
-    return Narrow(name=layer.name, format=choice.format, local_frac=choice.local_frac, error_frac=choice.error_frac,
-                  gain_s=choice.gain_s, basis=basis)  # fmt: skip
-
-
 def study(prover: Prover, error_budget: float, budget_s: float) -> Study:
-    """Measure every layer on the inputs that were given."""
+    """Measure every layer on the given inputs."""
     case = prover.case_of(prover.subject.inputs)
-    layers = measured(prover.subject, case, MEASURED_FRAC * budget_s, Gains())
+    # Share of the search's time for measuring layers one by one.
+    layers = measured(prover.subject, case, 0.15 * budget_s, Gains())
     return Study(tuple(layers), own_error(case[1], case[2]), error_budget)

@@ -1,11 +1,11 @@
-"""Formats of fewer bits for a linear layer: who may use which, what its weight becomes, how it runs.
+"""Formats of a quantized linear layer: where each is available, how a weight is converted, and how it runs.
 
 | format | weight | input | for |
 |---|---|---|---|
-| tf32 | as it is | as it is; both rounded to 10 bits by the tensor cores | float32 |
+| tf32 | as it is | as it is; the tensor cores round both to 10 bits | float32 |
 | bf16 | bfloat16 | bfloat16 | float32 |
-| fp8 | float8 with a scale an output | float8 with a scale a row, quantized on the way | more than 16 rows |
-| int8 | signed bytes with a scale an output | as it is | at most 16 rows, half precision |
+| fp8 | float8 with a scale per output | float8 with a scale per row, quantized at run time | more than 16 rows |
+| int8 | signed bytes with a scale per output | as it is | at most 16 rows, half precision |
 | int4 | four bits with a scale for every 128 | as it is | at most 16 rows, half precision |
 """
 
@@ -23,17 +23,13 @@ from ridgeline.kernels.quantize import reference
 from ridgeline.kernels.quantized_linear.config import GROUP, MAX_ROWS
 from ridgeline.kernels.tensorfloat import products_in, products_round
 
-LEAST_WEIGHT = 1 << 16
-"""Elements of a weight below which its format is not what a product costs."""
 FP8 = torch.float8_e4m3fn
 HALVES = (torch.bfloat16, torch.float16)
-FP8_CAPABILITY = (8, 9)
-_TF32_DROPPED_BITS = 13
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A linear layer as it is called: rows, outputs, columns, and the type it computes in."""
+    """A linear layer as it is called: rows, outputs, columns, dtype and device."""
 
     rows: int
     n: int
@@ -44,7 +40,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way to hold and multiply a weight in fewer bits."""
+    """A format: where it is available, how a weight is converted, and how it runs."""
 
     name: str
     summary: str
@@ -57,31 +53,16 @@ class Format:
 
 
 def options(shape: Shape) -> list[Format]:
-    """The formats a layer may be computed in besides its own."""
-    if shape.n * shape.k < LEAST_WEIGHT:
+    """The formats available for a layer."""
+    # Smaller weights are not what a GEMM's time depends on.
+    if shape.n * shape.k < 1 << 16:
         return []
     return [each for each in FORMATS.values() if each.takes(shape)]
 
 
-def _takes_tf32(shape: Shape) -> bool:
-    return shape.dtype == torch.float32 and shape.device == "cuda" and not products_round()
-
-
-def _takes_bf16(shape: Shape) -> bool:
-    return shape.dtype == torch.float32
-
-
 def _takes_fp8(shape: Shape) -> bool:
-    able = shape.device != "cuda" or torch.cuda.get_device_capability() >= FP8_CAPABILITY
+    able = shape.device != "cuda" or torch.cuda.get_device_capability() >= (8, 9)
     return able and shape.rows > MAX_ROWS and shape.n % 16 == 0 and shape.k % 16 == 0
-
-
-def _takes_int8(shape: Shape) -> bool:
-    return shape.rows <= MAX_ROWS and shape.dtype in HALVES and shape.k % 16 == 0
-
-
-def _takes_int4(shape: Shape) -> bool:
-    return shape.rows <= MAX_ROWS and shape.dtype in HALVES and shape.k % GROUP == 0
 
 
 @torch.library.custom_op("ridgeline_optimizer::tf32_linear", mutates_args=())
@@ -98,15 +79,14 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def tf32_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``F.linear`` of float32 tensors with the tensor cores allowed to round their factors to 10 bits."""
+    """``F.linear`` of float32 tensors, which the tensor cores may round to 10 bits."""
     return _tf32(x, weight, bias)
 
 
 def _rounded(x: Tensor) -> Tensor:
-    """float32 with as many bits as the tensor cores keep of it."""
-    half = 1 << (_TF32_DROPPED_BITS - 1)
+    """float32 rounded to TensorFloat-32, which drops 13 bits."""
     bits = x.contiguous().view(torch.int32)
-    return ((bits + half) & -(1 << _TF32_DROPPED_BITS)).view(torch.float32)
+    return ((bits + (1 << 12)) & -(1 << 13)).view(torch.float32)
 
 
 def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -135,22 +115,26 @@ def _(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """``F.linear`` in float8, a scale a row of the input and an output of the weight; [N, K] and [N, 1]."""
+    """``F.linear`` in float8, with a scale per row of the input and per output of the weight; [N, K] and [N, 1]."""
     return _fp8(x, weight, scale, bias)
 
 
 FORMATS = {
     each.name: each
     for each in (
-        Format("tf32", "factors rounded to 10 bits by the tensor cores", _takes_tf32, lambda w: (w.detach(),),
-               tf32_linear),
-        Format("bf16", "bfloat16", _takes_bf16, lambda w: (w.detach().to(torch.bfloat16),), bf16_linear),
+        Format("tf32", "factors rounded to 10 bits by the tensor cores",
+               lambda s: s.dtype == torch.float32 and s.device == "cuda" and not products_round(),
+               lambda w: (w.detach(),), tf32_linear),
+        Format("bf16", "bfloat16", lambda s: s.dtype == torch.float32, lambda w: (w.detach().to(torch.bfloat16),),
+               bf16_linear),
         Format("fp8", "float8, a scale a row and an output", _takes_fp8, lambda w: quantize(w.detach(), FP8),
                fp8_linear),
-        Format("int8", "weight of 8 bits, a scale an output", _takes_int8, lambda w: quantize_weight(w, 8),
-               quantized_linear),
-        Format("int4", "weight of 4 bits, a scale for every 128", _takes_int4, lambda w: quantize_weight(w, 4),
-               quantized_linear),
+        Format("int8", "weight of 8 bits, a scale an output",
+               lambda s: s.rows <= MAX_ROWS and s.dtype in HALVES and s.k % 16 == 0,
+               lambda w: quantize_weight(w, 8), quantized_linear),
+        Format("int4", "weight of 4 bits, a scale for every 128",
+               lambda s: s.rows <= MAX_ROWS and s.dtype in HALVES and s.k % GROUP == 0,
+               lambda w: quantize_weight(w, 4), quantized_linear),
     )
 }  # fmt: skip
 WEIGHT_ONLY = ("int8", "int4")

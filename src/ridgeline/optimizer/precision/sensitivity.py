@@ -1,11 +1,11 @@
-"""Which layers to compute in fewer bits: how much each minds, what each gains, and the best choice within a budget.
+"""Measures how sensitive a model's outputs are to quantizing each layer, and chooses formats within an error budget.
 
-The error of a layer in a format is measured in two parts. *At the layer*: the relative error of its own product on the
-inputs given, format by format, exact and cheap. *At the outputs*: one layer at a time is perturbed by a probe (its
-weight in four bits a row) that stands out from the rounding of the model's own type, and the error it leaves on the
-outputs, over the probe's error at the layer, says how much of a layer's error arrives there. Products of the two
-are the errors at the outputs; errors of different layers are independent, so their squares add. The sum is an
-estimate that chooses; the choice itself is proved as a whole on fresh inputs.
+The error of a layer in a format is measured in two parts. *At the layer*: the relative error of its own GEMM on the
+given inputs, format by format, which is exact and cheap. *At the outputs*: one layer at a time is perturbed by a probe
+(its weight in four bits a row, above the rounding noise of the model's dtype); the error at the outputs over the
+probe's error at the layer is the share that arrives there. Their products are the errors at the outputs; errors of
+different layers are independent, so their squares add. The sum is an estimate; the choice is proved as a whole on
+fresh inputs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,16 +29,13 @@ from ridgeline.kernels.quantized_linear.config import MAX_ROWS
 from ridgeline.optimizer.precision.formats import FORMATS, HALVES, Shape, options
 from ridgeline.optimizer.search.judge import Leaf, Subject
 
-PROBE_LEVELS = 7
-"""The probe rounds a weight to 15 levels a row."""
 CALIBRATION_ROWS = 2048
-"""Rows of a layer's input that its errors are measured on."""
-TIMES = 7
+"""Rows of a layer's input on which its errors are measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A format a layer could have: its error at the layer and at the outputs, and what it gains."""
+    """A possible format of a layer: its error at the layer and at the outputs, and its gain."""
 
     format: str
     local_frac: float
@@ -48,18 +45,18 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A linear layer, how it is called, and what it could become."""
+    """A linear layer, its shape, and its possible formats."""
 
     name: str
     shape: Shape
-    arrives: float = 0.0  # the share of an error at the layer that arrives at the outputs
-    alone: bool = True  # measured by itself; otherwise taken from the nearest layer of its kind
+    arrives: float = 0.0  # share of an error at the layer that arrives at the outputs
+    alone: bool = True  # measured by itself, not taken from the nearest layer of its kind
     choices: tuple[Choice, ...] = ()
 
 
 @dataclass(slots=True)
 class Seen:
-    """What one call showed of a layer."""
+    """Observations of a layer in one call."""
 
     rows: int = 0
     calls: int = 0
@@ -68,7 +65,7 @@ class Seen:
 
 
 def linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Layers that may change: plain ones, without hooks, each weight once."""
+    """Layers that can be quantized: plain linear layers without hooks, each weight once."""
     seen: set[int] = set()
     found = {}
     for name, module in model.named_modules():
@@ -80,8 +77,9 @@ def linears(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def probed(weight: Tensor) -> Tensor:
-    """A weight rounded to 15 levels a row."""
-    scale = (weight.abs().amax(1, keepdim=True) / PROBE_LEVELS).clamp(min=torch.finfo(weight.dtype).tiny)
+    """A weight rounded to 15 levels per row."""
+    # The probe rounds a weight to 15 levels per row.
+    scale = (weight.abs().amax(1, keepdim=True) / 7).clamp(min=torch.finfo(weight.dtype).tiny)
     return (weight / scale).round() * scale
 
 
@@ -91,7 +89,7 @@ def _distance(found: Tensor, meant: Tensor) -> float:
 
 @torch.no_grad()
 def look(model: nn.Module, inputs: Inputs, layers: Mapping[str, nn.Linear]) -> dict[str, Seen]:
-    """One call with every layer's own error in every format it may have, on the inputs it gets."""
+    """One call that measures every layer's error in every available format, on the inputs it gets."""
     seen = {name: Seen() for name in layers}
 
     def hook(name: str) -> Callable[..., None]:
@@ -114,7 +112,7 @@ def look(model: nn.Module, inputs: Inputs, layers: Mapping[str, nn.Linear]) -> d
 
 
 def _note_errors(found: Seen, module: nn.Linear, x: Tensor) -> None:
-    """The layer's product, without its bias, in each format against float32 or better."""
+    """The error of the layer's GEMM, without bias, in each format against float32 or float64."""
     shape = shape_of(module, found.rows, x)
     kinds = options(shape)
     if not kinds:
@@ -135,7 +133,7 @@ def shape_of(module: nn.Linear, rows: int, x: Tensor) -> Shape:
 
 @contextmanager
 def computed_as(module: nn.Linear, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """The layer computes otherwise while this is open."""
+    """Replace the layer's forward inside the context."""
     vars(module)["forward"] = forward
     try:
         yield
@@ -144,7 +142,7 @@ def computed_as(module: nn.Linear, forward: Callable[[Tensor], Tensor]) -> Itera
 
 
 def arriving(subject: Subject, inputs: Inputs, eager: list[Leaf], reference: list[Leaf], module: nn.Linear) -> float:
-    """The error at the outputs, beyond eager's own, that a layer's probe leaves there."""
+    """The error at the outputs, beyond eager's own, that a layer's probe causes."""
     weight = probed(module.weight.detach())
     with computed_as(module, lambda x: F.linear(x, weight, module.bias)):
         found = subject.observe(subject.model, inputs.copied())
@@ -153,7 +151,7 @@ def arriving(subject: Subject, inputs: Inputs, eager: list[Leaf], reference: lis
 
 
 def excess(ours: Leaf, theirs: Leaf, wide: Leaf) -> float:
-    """How much farther from the reference a result is than eager's, errors being independent."""
+    """How much farther from the reference a result is than eager's, for independent errors."""
     meant = wide.values.double()
     far, own = error_of(ours.values, meant).rms_frac, error_of(theirs.values, meant).rms_frac
     return math.sqrt(max(0.0, far**2 - own**2)) if math.isfinite(far) else math.inf
@@ -167,7 +165,7 @@ def own_error(eager: list[Leaf], reference: list[Leaf]) -> float:
 
 def measured(subject: Subject, case: tuple[Inputs, list[Leaf], list[Leaf]], budget_s: float,
              gain: Callable[[Shape, str], float]) -> list[Layer]:  # fmt: skip
-    """Every layer with what it could become; what is not measured alone within the time is like its neighbor."""
+    """Every layer with its formats; a layer not measured in time takes the values of its neighbors."""
     layers = linears(subject.model)
     seen = look(subject.model, case[0].copied(), layers)
     subject.state.restore()
@@ -175,22 +173,24 @@ def measured(subject: Subject, case: tuple[Inputs, list[Leaf], list[Leaf]], budg
     for name in seen:
         if seen[name].local:
             alike.setdefault(_kind(name, layers[name]), []).append(name)
-    shares = _probed_alone(subject, case, layers, seen, _in_order(alike), time.perf_counter() + budget_s)
-    found = []
-    for names in alike.values():
-        for name in names:
-            share, alone = _share(name, names, shares)
-            found.append(_layer(name, layers[name], seen[name], share, alone, subject, gain))
-    return found
+    shares: dict[str, float] = {}
+    until = time.perf_counter() + budget_s
+    for name in _in_order(alike):
+        if shares and time.perf_counter() > until:
+            break
+        probe = seen[name].probe
+        shares[name] = arriving(subject, *case, layers[name]) / probe if probe > 0 else 0.0
+    return [_layer(name, layers[name], seen[name], *_share(name, names, shares), gain)
+            for names in alike.values() for name in names]  # fmt: skip
 
 
 def _kind(name: str, module: nn.Linear) -> Any:
-    """Layers of one kind: the same name but for numbers, the same sizes."""
+    """The kind of a layer: its name without numbers, and its sizes."""
     return tuple(part for part in name.split(".") if not part.isdigit()), module.out_features, module.in_features
 
 
 def _in_order(alike: Mapping[Any, list[str]]) -> list[str]:
-    """First, last and middle of every kind, then the rest: whenever time ends, measured layers are spread."""
+    """First, last and middle of every kind, then the rest, so that measured layers are spread whenever time ends."""
     found: list[str] = []
     for step in (1 << power for power in range(12, -1, -1)):
         found += [name for names in alike.values() for name in (names[::step] if step > 1 else names)]
@@ -198,28 +198,8 @@ def _in_order(alike: Mapping[Any, list[str]]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _probed_alone(
-    subject: Subject,
-    case: tuple[Inputs, list[Leaf], list[Leaf]],
-    layers: Mapping[str, nn.Linear],
-    seen: Mapping[str, Seen],
-    names: Iterable[str],
-    until: float,
-) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    inputs, eager, reference = case
-    for name in names:
-        if shares and time.perf_counter() > until:
-            break
-        if seen[name].probe > 0:
-            shares[name] = arriving(subject, inputs, eager, reference, layers[name]) / seen[name].probe
-        else:
-            shares[name] = 0.0
-    return shares
-
-
 def _share(name: str, names: list[str], shares: Mapping[str, float]) -> tuple[float, bool]:
-    """What was measured of a layer; else the larger of its nearest neighbors' of the same kind."""
+    """The measured share of a layer; otherwise the larger one of its nearest neighbors of the same kind."""
     if name in shares:
         return shares[name], True
     at = names.index(name)
@@ -229,7 +209,7 @@ def _share(name: str, names: list[str], shares: Mapping[str, float]) -> tuple[fl
     return (max(known), False) if known else (max(shares.values(), default=1.0), False)
 
 
-def _layer(name: str, module: nn.Linear, seen: Seen, share: float, alone: bool, subject: Subject,
+def _layer(name: str, module: nn.Linear, seen: Seen, share: float, alone: bool,
            gain: Callable[[Shape, str], float]) -> Layer:  # fmt: skip
     device = module.weight.device.type
     shape = Shape(seen.rows, module.out_features, module.in_features, module.weight.dtype, device)
@@ -239,11 +219,8 @@ def _layer(name: str, module: nn.Linear, seen: Seen, share: float, alone: bool, 
     return Layer(name, shape, share, alone, choices)
 
 
-# What a format gains.
-
-
 class Gains:
-    """Seconds a layer gains in a format, measured once for every size."""
+    """Seconds that a layer gains in a format, measured once per shape."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[Shape, str], float] = {}
@@ -266,26 +243,23 @@ class Gains:
 
 
 def seconds(run: Callable[[], Any], device: str) -> float:
-    """Seconds a call takes with nothing of it in the cache."""
+    """Seconds per call with cold caches."""
     if device == "cuda":
         from ridgeline.bench.clock import Clock
 
         return Clock().cold(run, 0.0, 0.02, max_num=20).median_s
     run()
     found = []
-    for _ in range(TIMES):
+    for _ in range(7):
         began = time.perf_counter()
         run()
         found.append(time.perf_counter() - began)
     return statistics.median(found)
 
 
-# The choice.
-
-
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One layer from one format to a faster and coarser one."""
+    """A layer's change from one format to a faster and coarser one."""
 
     layer: int
     choice: Choice
@@ -298,9 +272,9 @@ class _Step:
 
 
 def choose(layers: list[Layer], room: float) -> dict[str, Choice]:
-    """The formats that gain the most while the sum of squared errors at the outputs stays within ``room``.
+    """The formats with the largest gain whose sum of squared errors at the outputs stays within ``room``.
 
-    Each layer offers steps of falling worth (seconds a squared error); the best step anywhere is taken while it fits.
+    Each layer offers steps of falling worth (seconds per squared error); the best steps are taken while they fit.
     """
     steps = sorted((step for i, layer in enumerate(layers) for step in _steps(i, layer)), key=lambda s: -s.worth)
     taken: dict[int, Choice] = {}
@@ -318,21 +292,21 @@ def choose(layers: list[Layer], room: float) -> dict[str, Choice]:
 
 
 def _steps(place: int, layer: Layer) -> Iterator[_Step]:
-    """From the layer as it is to ever faster formats, only those on the upper hull of gain over squared error."""
+    """Steps to ever faster formats: those on the upper hull of gain over squared error."""
     left = [choice for choice in layer.choices if choice.gain_s > 0 and math.isfinite(choice.error_frac)]
     gain_s, cost = 0.0, 0.0
+
+    def slope(choice: Choice) -> float:
+        more = choice.error_frac**2 - cost
+        return math.inf if more <= 0 else (choice.gain_s - gain_s) / more
+
     while left:
-        best = max(left, key=lambda each: _slope(each, gain_s, cost))
+        best = max(left, key=slope)
         yield _Step(place, best, best.gain_s - gain_s, max(0.0, best.error_frac**2 - cost))
         gain_s, cost = best.gain_s, max(cost, best.error_frac**2)
         left = [choice for choice in left if choice.gain_s > gain_s]
 
 
-def _slope(choice: Choice, gain_s: float, cost: float) -> float:
-    more = choice.error_frac**2 - cost
-    return math.inf if more <= 0 else (choice.gain_s - gain_s) / more
-
-
 def total_error(own: float, chosen: Mapping[str, Choice]) -> float:
-    """The error expected at the outputs: eager's own and every layer's, as independent ones add."""
+    """The expected error at the outputs: eager's own and every layer's, added as independent errors."""
     return math.sqrt(own**2 + sum(choice.error_frac**2 for choice in chosen.values()))

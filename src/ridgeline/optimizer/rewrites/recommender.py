@@ -18,8 +18,6 @@ from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
 _NOTE = "lab/notes/families.md"
-FREE_FRAC = 0.4
-"""Of the free memory, what tables may need while they are laid side by side."""
 
 
 def joined_bags(
@@ -121,7 +119,8 @@ def _fits(tables: Sequence[Tensor]) -> bool:
     if tables[0].device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(tables[0].device)
-    return needed <= FREE_FRAC * free
+    # Of the free memory, what tables may need while they are laid side by side.
+    return needed <= 0.4 * free
 
 
 def _emit_bags(scene: Scene, at: fx.Node, group: list[Call]) -> fx.Node:

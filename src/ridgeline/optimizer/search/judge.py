@@ -24,21 +24,12 @@ Call = Callable[..., Any]
 MAX_ELEMENTS = 1 << 26
 """Elements kept of all observed tensors together; larger tensors are sampled at a regular, odd stride."""
 LEAST_ELEMENTS = 1 << 16
-WIDE_RMS_FLOOR, WIDE_MAX_FLOOR = 4.0, 16.0
-"""Rounding steps of float32 and float64 that are tolerated: sums in these types keep the order of summation, which
-rounding to a half type hides, and eager's own order may happen to be exact."""
 NO_DIGIT, TIMES_NOISE = 0.5, 8.0
 """Relative error from which a result of eager is noise (the gradient of a key's bias is zero but for rounding), and how
 many times larger the noise of another kernel may be."""
 FAR_FRAC = 1e-2
 """If even float32 is off by percents, every other rounding is as accurate and differs visibly: results may then differ
 from eager's by a hundredth of their size."""
-TAIL = 1.5
-"""The largest of n normal errors is √(2 ln n) times their root mean square; those of gradients in half types are up to
-this much larger, because they sum products that cancel. Of Whisper's 481 gradients one was 3 % beyond twice eager's
-largest, with two thirds of the allowed root mean square."""
-BUDGET_LARGEST = 4.0
-"""A single element may be off by this many error budgets, relative to the largest element of its tensor."""
 LEAST_DRAWS, MOST_DRAWS = 8, 32
 """Number of calls over which the means of a random model must agree."""
 GRADIENT = "gradient of "
@@ -297,12 +288,16 @@ class Prover:
             finite = reference[reference.isfinite()]
             if finite.numel() > 1:
                 scale = allowed_rms * float(finite.square().mean().sqrt())
-                allowed_largest = max(allowed_largest, TAIL * math.sqrt(2.0 * math.log(finite.numel())) * scale)
+                # The largest of n normal errors is √(2 ln n) times their root mean square; those of gradients in half
+                # types are up to this much larger, because they sum products that cancel. Of Whisper's 481 gradients
+                # one was 3 % beyond twice eager's largest, with two thirds of the allowed root mean square.
+                allowed_largest = max(allowed_largest, 1.5 * math.sqrt(2.0 * math.log(finite.numel())) * scale)
         if self.error_budget and not exact:
             finite = reference[reference.isfinite()]
             scale = float(finite.abs().max()) if finite.numel() else 0.0
             allowed_rms = max(allowed_rms, self.error_budget)
-            allowed_largest = max(allowed_largest, BUDGET_LARGEST * self.error_budget * scale)
+            # A single element may be off by this many error budgets, relative to the largest element of its tensor.
+            allowed_largest = max(allowed_largest, 4.0 * self.error_budget * scale)
         ok = error.num_misplaced <= eager.num_misplaced
         ok = ok and error.rms_frac <= allowed_rms and error.largest <= allowed_largest
         if self.rounded and not ok and not exact and error.num_misplaced <= eager.num_misplaced:
@@ -437,7 +432,9 @@ def allowed(eager: Error, reference: Tensor, step: float) -> tuple[float, float]
     """Twice eager's own error, plus what rounding explains where eager happens to be exact."""
     finite = reference[reference.isfinite()] if reference.is_floating_point() else reference
     scale = float(finite.abs().max()) if step and finite.numel() else 0.0
-    rms_floor, max_floor = (RMS_FLOOR, MAX_FLOOR) if step > WIDE_STEP else (WIDE_RMS_FLOOR, WIDE_MAX_FLOOR)
+    # Rounding steps of float32 and float64 that are tolerated: sums in these types keep the order of summation, which
+    # rounding to a half type hides, and eager's own order may happen to be exact.
+    rms_floor, max_floor = (RMS_FLOOR, MAX_FLOOR) if step > WIDE_STEP else (4.0, 16.0)
     times = TIMES_EAGER if eager.rms_frac < NO_DIGIT else TIMES_NOISE
     rms = times * eager.rms_frac + (rms_floor + FEW_FLOOR / max(1, reference.numel()) ** 0.5) * step
     return rms, times * eager.largest + max_floor * step * scale
@@ -463,7 +460,6 @@ def _like(ours: Leaf, theirs: Leaf) -> bool:
     if not wide or ours.shape != theirs.shape:
         return True
     return torch.allclose(ours.values, theirs.values, 9e-5, 9e-5, equal_nan=True)
-
 
 
 def _mismatch(found: Tensor, reference: Tensor) -> Error:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ridgeline.optimizer.search.search import Search
 
 
-LEAST_GAIN_FRAC = 0.01
-"""Least gain of a winner over eager in the last race."""
 SAME_FRAC = 0.98
 """The code of torch.compile called past its guards replaces torch.compile if it is at least this fast in their race."""
 
@@ -208,7 +206,8 @@ class LastRace:
         """Whether the winner gains less than 1 % over eager in the last race."""
         search = self.search
         gain = compare(timed["eager"], timed[search.best.candidate.name])
-        return max(gain.speedup, gain.undisturbed) < 1.0 + LEAST_GAIN_FRAC
+        # Least gain of a winner over eager in the last race.
+        return max(gain.speedup, gain.undisturbed) < 1.0 + 0.01
 
     def hand_over(self, before: str, built: Built, why: str) -> None:
         search = self.search

@@ -107,7 +107,7 @@ class Proposals:
         return replace(blocks, name=" and ".join(("blocks", *parts)), substituted=parts) if parts else blocks
 
     def family(self, search: Progress, candidate: Candidate, cost_s: float) -> Iterator[Proposal]:
-        """A compiled candidate, captured if possible; uncaptured if that fails, in training also if memory forbids it."""
+        """A compiled candidate, captured if possible; uncaptured if that fails, in training also to save memory."""
         if self.facts.mode == "train" and not self.captures(search):
             yield from self._uncaptured(search, candidate, cost_s)
             if self.facts.cuda and search.entries[candidate.name].status not in (FAILED, SKIPPED, LARGE):

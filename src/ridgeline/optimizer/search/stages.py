@@ -23,8 +23,6 @@ By default it does so up to 1,024 elements; DiT's norms (1,152) and Whisper's (1
 ms, and 3.9 ms where our kernels take 1.9 (H200)."""
 OWN_CONVOLUTIONS = ("convolution-chain",)
 """Rewrites that replace cuDNN's convolutions, whose layouts Inductor propagates."""
-HOST_S = 3e-4
-"""Calls much longer than a few launches take gain nothing from a capture."""
 WAITS = "the host waits for a value"
 """The reason of a capture that failed because of a device-to-host copy."""
 
@@ -37,7 +35,8 @@ def few_kernels(make: Proposals, search: Progress) -> Iterator[Proposal]:
     """
     facts = make.facts
     copies_little = facts.copies_s <= 0.02 * facts.eager_s
-    host_shows = facts.eager_s < 20 * HOST_S or facts.host_s > 0.3 * facts.eager_s  # recurrent layers launch thousands
+    # Calls much longer than a few launches take gain nothing from a capture.
+    host_shows = facts.eager_s < 20 * 3e-4 or facts.host_s > 0.3 * facts.eager_s  # recurrent layers launch thousands
     records = facts.cuda and copies_little and host_shows
     if records:
         plain = Candidate(name=PLAIN, graphed=True, tries_convolutions=make.tries())

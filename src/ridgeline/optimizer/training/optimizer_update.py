@@ -1,4 +1,4 @@
-"""How an optimizer updates: as it was made or all parameters in one kernel, recorded or not; measured, then proved."""
+"""Chooses how an optimizer updates: as given, fused or by our kernel, captured or not; measured, then proved."""
 
 from __future__ import annotations
 
@@ -24,46 +24,41 @@ from ridgeline.optimizer.search.timing import NOISE_FRAC, Comparison, Contender,
 FUSED = "the optimizer updates all parameters in one kernel (fused=True)"
 KERNEL = "the optimizer updates all parameters in our kernel"
 WAYS = ("fused", "kernel")
-"""Ways to step that are tried beside the given one: PyTorch's, and ours for AdamW."""
+"""Updates that are tried beside the given one: PyTorch's fused one, and our AdamW kernel."""
 RECORDED = "train_step replays the optimizer's update"
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _ROUNDS = 7
 LOOP_ROUNDS, MIN_LOOP_ROUNDS, LOOP_STEPS, AMPLE = 5, 3, 2, 2.0
-"""Rounds in which whole steps with each way to update take turns, fewer where there is no time for so many proofs, and
-steps in a row."""
-LOOP_S, MOST_LOOP_ROUNDS = 0.6, 25
-"""Seconds of rounds that are worth while anyway, and the most of them: steps of a few milliseconds, which the host
-holds up, are the ones that an update on the host slows, and five rounds of them say little."""
-TIMES_STEPS = 3.0
-"""Eager calls that a step of both runs takes, with their updates."""
+"""Rounds in which whole steps with each update alternate, fewer if time is short; steps in a row."""
 
 
 def settle(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, loss: Callable[..., Any] | None,
            eager_s: float, left_s: float) -> list[str]:  # fmt: skip
-    """Fuses the optimizer where that is faster, records its update where that can be, and proves both over a run.
+    """Fuse the optimizer if that is faster, capture its update if possible, and prove both over a training run.
 
-    What does not follow eager training is taken back, and nothing is changed if ``left_s`` are not enough to tell
-    (``eager_s`` is what an eager step takes without the update). Returns what was done and found, in words.
+    What diverges from eager training is undone, and nothing changes if ``left_s`` are too few to tell (``eager_s`` is
+    an eager step without the update). Returns notes on what was done.
     """
     held = [p for group in optimizer.param_groups for p in group["params"]]
     with _gradients_kept(state_of(made).model), left_alone(state_of(made).model, loss, held):
         before = _settings(optimizer)
         try:
-            affordable = left_s / (TIMES_STEPS * STEPS * eager_s)
+            # Eager calls that one step of both runs takes, with their updates.
+            affordable = left_s / (3.0 * STEPS * eager_s)
             return _settled(made, optimizer, inputs, loss, affordable, _rounds(affordable, eager_s))
-        except Exception as error:  # whatever keeps it from being proved leaves it as it was
+        except Exception as error:  # not proved: restored
             why = str(error) if isinstance(error, _Unproved) else f"{type(error).__name__}: {error}"
             _put_back(optimizer, before)
             return [f"the optimizer is left as it is: {why}"]
 
 
 class _Unproved(Exception):
-    """What was done to an optimizer was not shown to be right."""
+    """A changed optimizer was not shown to be correct."""
 
 
 def _settled(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, loss: Callable[..., Any] | None,
              affordable: float, rounds: int) -> list[str]:  # fmt: skip
-    """``affordable`` is how many proofs there is time for, ``rounds`` what ways to update take turns in."""
+    """``affordable`` is the number of proofs that there is time for, ``rounds`` that of races in the loop."""
     given, (fast, gain) = cloned(optimizer), fastest(optimizer)
     steps = min(STEPS, int(affordable * STEPS))
     way, lost = _in_the_loop(made, optimizer, fast, inputs, loss, rounds) if steps >= LEAST_STEPS else (fast, [])
@@ -84,11 +79,13 @@ def _settled(made: Optimized, optimizer: torch.optim.Optimizer, inputs: Inputs, 
 
 def _rounds(affordable: float, eager_s: float) -> int:
     least = LOOP_ROUNDS if affordable >= AMPLE else MIN_LOOP_ROUNDS
-    return max(least, min(MOST_LOOP_ROUNDS, int(LOOP_S / (2 * (LOOP_STEPS + 1) * eager_s))))
+    # Seconds of rounds that are always worth while, and the most of them: short steps, which are bound by the host,
+    # need more than five.
+    return max(least, min(25, int(0.6 / (2 * (LOOP_STEPS + 1) * eager_s))))
 
 
 def again(made: Optimized, optimizer: torch.optim.Optimizer, notes: tuple[str, ...]) -> None:
-    """What was proved before for this model and such an optimizer, as its receipt says."""
+    """Apply again what was proved earlier for this model and optimizer, according to the receipt's notes."""
     for way, words in (("fused", FUSED), ("kernel", KERNEL)):
         if any(note.startswith(words) for note in notes):
             adopt(optimizer, way)
@@ -96,14 +93,14 @@ def again(made: Optimized, optimizer: torch.optim.Optimizer, notes: tuple[str, .
 
 
 def described(optimizer: torch.optim.Optimizer) -> str:
-    """The kind of an optimizer and its settings but for its rates, which are no part of a proof."""
+    """The optimizer's type and settings, without learning rates, which a proof does not depend on."""
     groups = [{k: v for k, v in sorted(group.items()) if k not in ("params", "lr", "initial_lr", "fused")}
               for group in optimizer.param_groups]  # fmt: skip
     return f"{type(optimizer).__qualname__} {groups}"
 
 
 def recorded(made: Optimized, optimizer: torch.optim.Optimizer) -> GraphedUpdate | None:
-    """The optimizer's update as a recording, where the model's plan leaves gradients in their places."""
+    """The captured update of the optimizer, if the model's plan keeps gradients at fixed addresses."""
     for plan in state_of(made).plans.values():
         call = getattr(plan.call, "call", None) if not isinstance(plan.call, GraphedTraining) else plan.call
         if isinstance(call, GraphedTraining):
@@ -115,21 +112,21 @@ def recorded(made: Optimized, optimizer: torch.optim.Optimizer) -> GraphedUpdate
 
 
 def adopt(optimizer: torch.optim.Optimizer, way: str | None) -> None:
-    """Let an optimizer step this way from now on; None leaves it as it is."""
+    """Switch an optimizer to this update; None leaves it unchanged."""
     if way is not None:
-        fuse(optimizer)  # the kernel leaves the first step, which makes the state, to PyTorch's fused one
+        fuse(optimizer)  # the kernel leaves the first step, which creates the state, to PyTorch's fused update
     if way == "kernel" and stepping.takes(optimizer):
         stepping.take_over(optimizer)
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> bool:
-    """Let an optimizer update all parameters in one kernel, where PyTorch has one and nobody chose another way."""
+    """Switch an optimizer to PyTorch's fused update, if there is one and no other was chosen."""
     if not fusible(optimizer):
         return False
     for group in optimizer.param_groups:
         group["fused"] = True
     for parameter, state in optimizer.state.items():
-        if isinstance(state.get("step"), Tensor):  # kept on the host until now
+        if isinstance(state.get("step"), Tensor):  # on the host until now
             state["step"] = state["step"].to(parameter.device, torch.float32)
     return True
 
@@ -143,16 +140,16 @@ def fusible(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def cloned(optimizer: torch.optim.Optimizer, **changes: Any) -> torch.optim.Optimizer:
-    """Another of the same kind over the same parameters, with the same settings and no state."""
+    """A new optimizer of the same kind over the same parameters and settings, without state."""
     kind = type(optimizer) if type(optimizer) in _KNOWN else torch.optim.AdamW
     kept = (lambda group: group) if kind is type(optimizer) else (lambda group: {"params": group["params"]})
     return kind([{**kept(group), "params": list(group["params"]), **changes} for group in optimizer.param_groups])
 
 
 def fastest(optimizer: torch.optim.Optimizer) -> tuple[str | None, Comparison | None]:
-    """The way to step that is faster than the given one beyond noise, if there is, and by how much.
+    """The update that is faster than the given one beyond noise, if any, and by how much.
 
-    Steps are taken at a rate of zero, which changes nothing; all ways share one state.
+    Steps with a learning rate of zero change nothing; all updates share one state.
     """
     able = {"fused": fusible(optimizer), "kernel": stepping.takes(optimizer)}
     names = [name for name in WAYS if able[name]]
@@ -176,7 +173,7 @@ def fastest(optimizer: torch.optim.Optimizer) -> tuple[str | None, Comparison | 
 
 def _in_the_loop(made: Optimized, optimizer: torch.optim.Optimizer, way: str | None, inputs: Inputs,
                  loss: Callable[..., Any] | None, rounds: int) -> tuple[str | None, list[str]]:  # fmt: skip
-    """The way to update, or the next, with which whole steps are not behind those as given; what lost, in words."""
+    """The fastest update with which whole steps are no slower than as given; notes on those that lost."""
     lost: list[str] = []
     for each in {"kernel": ("kernel", "fused"), "fused": ("fused",), None: ()}[way]:
         found = in_whole_steps(made, optimizer, each, inputs, loss, rounds)
@@ -188,10 +185,10 @@ def _in_the_loop(made: Optimized, optimizer: torch.optim.Optimizer, way: str | N
 
 def in_whole_steps(made: Optimized, optimizer: torch.optim.Optimizer, way: str, inputs: Inputs,
                    loss: Callable[..., Any] | None, rounds: int = LOOP_ROUNDS) -> Comparison:  # fmt: skip
-    """How many times as fast whole steps are this way as with the optimizer as it is given.
+    """The speedup of whole steps with this update over those with the given one.
 
-    A step that is waited for hides what the host does for it, and a loop waits for whoever is late: our kernel, 2.4
-    times as fast alone, made eager steps of wav2vec2, which the host holds up, 4 % slower (H200).
+    A synchronized step hides host time that a loop does not: our kernel, 2.4 times as fast alone, made eager steps of
+    wav2vec2, which are bound by the host, 4 % slower (H200).
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept, state = [p.detach().clone() for p in parameters], State(state_of(made).model)
@@ -208,7 +205,7 @@ def in_whole_steps(made: Optimized, optimizer: torch.optim.Optimizer, way: str, 
 
 
 def _looped(steps: dict[str, Step], device: torch.device, rounds: int) -> dict[str, Timed]:
-    """Whole steps in turns, several in a row as in a loop; the first round is not counted."""
+    """Time whole steps in turns, several in a row as in a loop; the first round is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for i in range(rounds + 1):
         for name, step in in_turn(list(steps.items()), i):
@@ -217,7 +214,7 @@ def _looped(steps: dict[str, Step], device: torch.device, rounds: int) -> dict[s
 
 
 def _row_s(step: Step, device: torch.device) -> float:
-    step()  # behind another's
+    step()  # warm-up after another update
     _wait(device)
     began = time.perf_counter()
     for _ in range(LOOP_STEPS):
@@ -232,9 +229,9 @@ def _wait(device: torch.device) -> None:
 
 
 class Updated:
-    """A contender whose turns have an update in them, with a state that lies as its weights do.
+    """A contender whose turns include an update, with optimizer state in the layout of its weights.
 
-    Those whose weights are in the same places share one.
+    Contenders whose weights have the same addresses share one optimizer.
     """
 
     def __init__(self, runner: Contender, track: Track, optimizer: torch.optim.Optimizer | None,
@@ -262,7 +259,7 @@ class Updated:
         return self.trials[places]
 
     def put_back(self) -> None:
-        """The weights as they were, where this contender has them."""
+        """Restore the weights, if this contender created the optimizer."""
         if self.kept:
             with self.runner.switched():
                 put_back([p for p, _ in self.kept], [was for _, was in self.kept])
@@ -271,10 +268,10 @@ class Updated:
 @contextmanager
 def updating(track: Track, optimizer: torch.optim.Optimizer | None, runners: Mapping[str, Contender]
              ) -> Iterator[tuple[str, dict[str, Updated]]]:  # fmt: skip
-    """Contenders with an update in each step, as loops have it, and its name.
+    """Contenders with an update in each step, as in loops, and the optimizer's name.
 
-    The optimizer that was given the way it would step, or PyTorch's AdamW where none was; at a rate of zero, and the
-    weights are put back: a rate of zero does not undo what is no number.
+    The given optimizer with its best update, or PyTorch's AdamW; the learning rate is zero. Weights are restored,
+    because NaN survives a rate of zero.
     """
     trials: dict[tuple[int, ...], torch.optim.Optimizer] = {}
     found = {name: Updated(runner, track, optimizer, trials) for name, runner in runners.items()}
@@ -296,7 +293,7 @@ def _trial(track: Track, optimizer: torch.optim.Optimizer | None) -> torch.optim
 
 
 def _ways(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, torch.optim.Optimizer]:
-    """The optimizer as it is given and otherwise, at a rate of zero, over the moments of the first."""
+    """The given optimizer and the other updates, at a learning rate of zero, sharing the moments of the first."""
     given = cloned(optimizer, lr=0.0, weight_decay=0.0)
     given.step()
     found = {"given": given}
@@ -326,7 +323,7 @@ def _step_s(optimizer: torch.optim.Optimizer, device: torch.device) -> float:
 
 def _tracked(made: Optimized, given: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, inputs: Inputs,
              loss: Callable[..., Any] | None, steps: int) -> Tracked:  # fmt: skip
-    """A run of eager steps with the optimizer as it was beside one of the result's, with the optimizer as it is now."""
+    """Compare a run of eager steps with the original optimizer and one of the result with the changed optimizer."""
     model: Any = state_of(made).model
     value = Loss(loss)
 

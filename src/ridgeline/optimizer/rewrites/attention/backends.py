@@ -25,12 +25,6 @@ from ridgeline.optimizer.rewrites.op_names import call
 from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 
 _RACED = "lab/notes/optimized-models.md: taken only where the race was won"
-LEAST_ROWS = 64
-"""Our kernel gives blocks of rows to multiprocessors and does not split keys: decoding would use a fraction of them."""
-LEAST_CAUSAL_ROWS = 2048
-"""From here on our causal kernel of head dim 128 beats cuDNN's forward (1.02 to 1.14x); below and at other head dims it
-loses (0.78x at 512 rows of 64), and so does its backward pass."""
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,11 +268,14 @@ def wins(query: Tensor, causal: bool, masked: bool, training: bool) -> bool:
     """Whether our kernel is the fastest for a call, going by the race; on a host there is none to lose."""
     if query.device.type != "cuda":
         return True
-    if query.shape[2] < LEAST_ROWS:
+    # Our kernel gives blocks of rows to multiprocessors and does not split keys: decoding would use a fraction of them.
+    if query.shape[2] < 64:
         return False
     if masked:
         return True
-    return causal and not training and 96 < query.shape[3] <= 128 and query.shape[2] >= LEAST_CAUSAL_ROWS
+    # From here on our causal kernel of head dim 128 beats cuDNN's forward (1.02 to 1.14x); below and at other head dims
+    # it loses (0.78x at 512 rows of 64), and so does its backward pass.
+    return causal and not training and 96 < query.shape[3] <= 128 and query.shape[2] >= 2048
 
 
 def _kernel_options(scene: Scene, read: Attention, parts: Mask) -> dict[str, Any] | str:

@@ -25,13 +25,6 @@ from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.op_names import Call, call, cast_target
 from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 
-_RACED = "lab/notes/optimized-models.md: taken only where the race was won"
-LEAST_ROWS = 64
-"""Our kernel gives blocks of rows to multiprocessors and does not split keys: decoding would use a fraction of them."""
-LEAST_CAUSAL_ROWS = 2048
-"""From here on our causal kernel of head dim 128 beats cuDNN's forward (1.02 to 1.14x); below and at other head dims it
-loses (0.78x at 512 rows of 64), and so does its backward pass."""
-
 
 @dataclass(frozen=True, slots=True)
 class Spelled:

@@ -21,8 +21,6 @@ from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
 CONTEST = Contest()
-LEAST_PROBLEMS = 512
-"""Batch elements and heads below which no program would have more than one of them on the largest devices."""
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
@@ -102,7 +100,8 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
     if q.dtype not in NARROW or k.dtype != q.dtype or v.dtype != q.dtype or q.shape[3] % VECTOR:
         return False
     few = max(q.shape[2], k.shape[2]) <= MOST_KEYS and q.shape[3] <= MOST_DIM and (not causal or q.shape == k.shape)
-    return few and q.shape[0] * q.shape[1] >= LEAST_PROBLEMS and min(q.shape[2], k.shape[2]) > 1
+    # Batch elements and heads below which no program would have more than one of them on the largest devices.
+    return few and q.shape[0] * q.shape[1] >= 512 and min(q.shape[2], k.shape[2]) > 1
 
 
 def _shared_bias(scene: Scene, read: Attention, sizes: tuple[int, int, int]) -> fx.Node:

@@ -39,8 +39,6 @@ LEAST_ELEMENTS = 1 << 18
 LEAST_LAST = 16
 """Channels from which laying them last pays."""
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-AGREED = 1e-5
-"""The difference from the library's result, over its largest element, that sums in another order explain."""
 CONTEST = Contest()
 _accuracy: dict[Any, Accuracy] = {}
 _decided: dict[Any, Any] = {}
@@ -166,7 +164,8 @@ def _accuracy_of(
     if key in _accuracy or not may_time(key[-1]):
         return _accuracy.get(key, Accuracy())
     reference = _library(settings, chain, *given)
-    near = AGREED * float(reference.abs().max())
+    # The difference from the library's result, over its largest element, that sums in another order explain.
+    near = 1e-5 * float(reference.abs().max())
     apart: dict[str, float] = {}
     rounding = "exact" if tile is None else _rounding_of(reference, near, given, settings, chain, tile, apart)
     agreeing = frozenset(

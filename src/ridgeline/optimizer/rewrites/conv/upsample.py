@@ -22,8 +22,6 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewri
 
 LEAST_ELEMENTS = 1 << 20
 """Of the result: below, launches are what is saved or lost."""
-MOST_FRAC = 0.7
-"""Of the sums that are written down, what may be left for the change to pay."""
 _MODES = ("nearest", "bilinear")
 
 
@@ -115,7 +113,8 @@ def _enlarges(scene: Scene, read: Call, node: fx.Node) -> bool:
 def _pays(parts: list[Part], pixels: int) -> bool:
     written = sum(part.channels * pixels for part in parts)
     left = sum(part.channels * part.pixels for part in parts)
-    return left <= MOST_FRAC * written
+    # Of the sums that are written down, what may be left for the change to pay.
+    return left <= 0.7 * written
 
 
 def _emitted(scene: Scene, read: Call, parts: list[Part]) -> fx.Node:

@@ -18,9 +18,6 @@ from ridgeline.optimizer.rewrites.linear.horizontal_fusion import columns
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
-LEAST_WEIGHT = 1 << 16
-"""Elements of a weight below which reading it is not what a product costs."""
-
 
 def product(
     x: Tensor,
@@ -116,7 +113,8 @@ def _read(scene: Scene, node: fx.Node, norm: bool = True) -> Found | None:
     if read is None or read.op != "linear" or not isinstance(read["weight"], fx.Node):
         return None
     shape, weight = scene.shape(read["input"]), scene.tensor(read["weight"])
-    if shape is None or weight is None or weight.numel() < LEAST_WEIGHT or is_written(scene, read["weight"]):
+    # Elements of a weight below which reading it is not what a product costs.
+    if shape is None or weight is None or weight.numel() < 1 << 16 or is_written(scene, read["weight"]):
         return None
     if torch.Size(shape[:-1]).numel() > MAX_ROWS or torch.Size(shape).numel() == 0:
         return None

@@ -39,11 +39,6 @@ def horizontal(scene: Scene) -> list[Match]:
     return found
 
 
-PER_PRODUCT_BYTES = 40e6
-"""What could be read while the launches of a product are waited for: in both directions, and a sum of gradients, some
-3 µs each in a recording."""
-
-
 @rewrite(
     "side-by-side",
     summary="linear layers that read the same input become one product over a copy of their weights, in training",
@@ -95,7 +90,9 @@ def _is_worth_a_copy(scene: Scene, group: list[Call]) -> bool:
     weights = [real for read in group if (real := scene.real(read["weight"])) is not None]
     copied = sum(4 * weight.numel() * weight.element_size() for weight in weights)
     summed = 0 if given is None else 3 * given.numel() * given.element_size()
-    return copied <= (len(group) - 1) * (summed + PER_PRODUCT_BYTES)
+    # What could be read while the launches of a product are waited for: in both directions, and a sum of gradients,
+    # some 3 µs each in a recording.
+    return copied <= (len(group) - 1) * (summed + 40e6)
 
 
 def _groups(scene: Scene) -> list[list[Call]]:

@@ -21,8 +21,6 @@ from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
-LEAST_BALANCE = 24.0
-"""rows · columns / (rows + columns) from which a product may be worth more than the reading of its factors."""
 LEAST_FLOPS = 1e8
 TILE, PIECES_TOGETHER, LEAST_PIECE = 128, 264, 2048
 """Sums are cut where tiles of the result are few: to twice as many pieces of them as an H200 has processors, each of so
@@ -187,12 +185,9 @@ def _factors(scene: Scene, read: Call) -> tuple[Tensor, Tensor] | None:
 def _pays(factors: tuple[Tensor, Tensor]) -> bool:
     a, b = factors
     rows = a.shape[-2] if b.dim() == 3 else a.shape[:-1].numel()
-    balanced = rows * b.shape[-1] / max(1, rows + b.shape[-1]) >= LEAST_BALANCE
+    # rows · columns / (rows + columns) from which a product may be worth more than the reading of its factors.
+    balanced = rows * b.shape[-1] / max(1, rows + b.shape[-1]) >= 24.0
     return balanced and 2.0 * a.numel() * b.shape[-1] >= LEAST_FLOPS
-
-
-WIDEST_FUSED = 256
-"""The widest heads that PyTorch's fused attention kernels take: wider ones are two products and a softmax anyway."""
 
 
 @rewrite(
@@ -229,7 +224,8 @@ def _is_wide(scene: Scene, read: Call) -> bool:
         return False
     dense = all(each.is_contiguous() and each.dtype == torch.float32 for each in tensors)  # type: ignore[union-attr]
     q, k, v = (each.shape for each in tensors if each is not None)
-    return dense and q[:2] == k[:2] == v[:2] and q[-1] > WIDEST_FUSED and min(q[2], k[2]) >= 128
+    # The widest heads that PyTorch's fused attention kernels take: wider ones are two products and a softmax anyway.
+    return dense and q[:2] == k[:2] == v[:2] and q[-1] > 256 and min(q[2], k[2]) >= 128
 
 
 def attention_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, turned: bool = False) -> Tensor:

@@ -24,8 +24,6 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewri
 
 LEAST_ELEMENTS = 1 << 22
 """Of all messages: below, launches are what a sum costs."""
-MOST_COLUMNS = 1024
-"""What a bag's rows may have."""
 CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -165,7 +163,8 @@ def _read(scene: Scene, node: fx.Node) -> Sum | None:
     if where.dtype not in (torch.int64, torch.int32) or not (expanded if column else where.dim() == 1):
         return None
     fits = into.shape[1:] == what.shape[1:] and what.numel() >= LEAST_ELEMENTS and into.shape[0] < 2**31 - 1
-    if not fits or what.shape[1:].numel() > MOST_COLUMNS or not _is_fresh_zeros(scene, base, node):
+    # What a bag's rows may have.
+    if not fits or what.shape[1:].numel() > 1024 or not _is_fresh_zeros(scene, base, node):
         return None
     return _messages(scene, Sum(node, base, index, column, messages, inside=(node,)))
 
