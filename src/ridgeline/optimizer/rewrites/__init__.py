@@ -1,4 +1,4 @@
-"""Named rewrites of torch-level graphs, one module a family; ``order.py`` has them in the order in which they run."""
+"""Named rewrites of FX graphs, one module per family; ``order.py`` lists them in their order."""
 
 from importlib import import_module
 

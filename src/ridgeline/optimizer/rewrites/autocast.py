@@ -1,10 +1,9 @@
-"""Autocast written out: the casts it would make become nodes, so that rewrites see them and nothing happens unseen.
+"""Writes autocast's casts into the graph as nodes, so that rewrites see them.
 
-Which ops autocast runs in which type is PyTorch's to say, and differs by device. It is not repeated here: the tracer
-has noted what type every node returned under autocast. Products are in autocast's type; another node is tried without
-autocast as it stands, then with its floating-point inputs in float32, then in autocast's type, and the first that
-returns what was noted is what autocast does. Where none does, the graph is left under autocast, and rewrites that
-would have to know stay away.
+The dtype in which autocast runs an op depends on op and device. Instead of repeating PyTorch's lists, the dtypes that
+the tracer recorded are reproduced: GEMMs run in autocast's dtype; any other node is tried without autocast as it is,
+then with its floating-point inputs in float32, then in autocast's dtype, and the first result with the recorded dtypes
+is what autocast does. If none matches, the graph stays under autocast, and rewrites that depend on dtypes skip it.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from ridgeline.optimizer.rewrites.op_names import call, cast
 ENTER = _enter_autocast
 _PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "attention",
              "dot_einsum")  # fmt: skip
-"""What autocast computes in its own type whatever comes in; stand-ins would take factors of two types."""
+"""Ops that autocast always runs in its own dtype; fake tensors would accept mixed dtypes."""
 
 
 @dataclass(slots=True)
 class Writer:
-    """Casts put into a scene as it is walked; one for a tensor and type where nothing writes to the tensor."""
+    """Inserts casts while walking a graph; one per tensor and dtype, unless something writes to the tensor."""
 
     scene: Scene
     made: dict[tuple[fx.Node, torch.dtype], fx.Node] = field(default_factory=dict)
@@ -49,9 +48,9 @@ class Writer:
 
 
 def write_out(scene: Scene, state: dict[str, torch.dtype]) -> int | None:
-    """Every cast as a node, for a graph that is run without autocast from then on: how many, or None if not known.
+    """Insert every cast of a graph, which then runs without autocast; returns their number, or None if unknown.
 
-    The scene is half changed in the second case: whoever asked starts afresh.
+    If None, the graph is half changed: the caller starts again with a copy.
     """
     stack = [dict(state)]
     writer = Writer(scene)
@@ -74,7 +73,7 @@ def write_out(scene: Scene, state: dict[str, torch.dtype]) -> int | None:
 
 
 def _is_known(node: fx.Node, state: dict[str, torch.dtype]) -> bool:
-    """Whether a node is known for what it does: no other switch of autocast, no piece of graph inside the graph."""
+    """Whether a node's behavior under autocast can be determined: no other autocast region, no inner graph."""
     if "autocast" in getattr(node.target, "__name__", ""):
         return False
     inner = node.op in ("call_module", "get_attr") or isinstance(node.target, torch._ops.HigherOrderOperator)
@@ -90,10 +89,10 @@ def _entered(state: dict[str, torch.dtype], node: fx.Node) -> dict[str, torch.dt
 
 
 def _written_out(writer: Writer, node: fx.Node, state: dict[str, torch.dtype]) -> bool:
-    """Whether what autocast does to a node is known; its casts are put in where it does something."""
+    """Insert the casts that autocast makes for a node; False if they cannot be determined."""
     scene = writer.scene
     if node.op not in ("call_function", "call_method") or scene.written(node) is not None:
-        return True  # autocast leaves alone what writes in place
+        return True  # autocast does not change in-place ops
     floats = [each for each in node.all_input_nodes if _is_cast(scene, each, state)]
     meant = _types(scene.value(node))
     if not floats or meant is None:
@@ -111,13 +110,13 @@ def _written_out(writer: Writer, node: fx.Node, state: dict[str, torch.dtype]) -
 
 
 def _is_cast(scene: Scene, node: fx.Node, state: dict[str, torch.dtype]) -> bool:
-    """Whether a node's value is one that autocast may cast."""
+    """Whether autocast may cast a node's value."""
     value = scene.tensor(node)
     return value is not None and value.device.type in state and value.dtype in CAST
 
 
 def _types(value: Any) -> Sequence[Any] | None:
-    """Types and sizes of everything a node returns; None where it returns no tensor or fails."""
+    """Dtypes and shapes of everything a node returns; None if it returns no tensor or fails."""
     if value is None:
         return None
     leaves = torch.utils._pytree.tree_leaves(value)
@@ -127,7 +126,7 @@ def _types(value: Any) -> Sequence[Any] | None:
 
 
 def _tried(scene: Scene, node: fx.Node, floats: Sequence[fx.Node], dtype: torch.dtype | None) -> Any:
-    """What a node returns without autocast, its floating-point inputs as they are or all in one type."""
+    """The dtypes and shapes a node returns without autocast, with its floating-point inputs as they are or cast."""
 
     def value(each: fx.Node) -> Any:
         found = scene.value(each)
@@ -144,5 +143,5 @@ def _tried(scene: Scene, node: fx.Node, floats: Sequence[fx.Node], dtype: torch.
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             return node.target(*args, **kwargs)  # type: ignore[operator]
-    except Exception:  # mixed types, most often: not what autocast does
+    except Exception:  # mostly mixed dtypes, which autocast would not produce
         return None

@@ -1,4 +1,4 @@
-"""What computes nothing: dropout that is off, casts to the type at hand, copies of fresh memory, views of views."""
+"""Removes ops without effect: disabled dropout, casts to the same dtype, copies of fresh memory, views of views."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def in_place(scene: Scene) -> list[Match]:
         later = {user for user in written.users if scene.position(user) > place}
         new = _made_anew(scene, node, target)
         if scene.alike(node, new):
-            new.meta["example_value"] = scene.value(node)  # whoever asks who shares this memory is told of all
+            new.meta["example_value"] = scene.value(node)  # keeps the aliasing information
             node.replace_all_uses_with(new)
             written.replace_all_uses_with(new, delete_user_cb=later.__contains__)
             scene.erase_writer(node)
@@ -76,7 +76,7 @@ def in_place(scene: Scene) -> list[Match]:
 
 
 def _made_anew(scene: Scene, node: fx.Node, target: Any) -> fx.Node:
-    """The result of a node that writes as a new tensor, rounded to the type of what it was written to."""
+    """The result of an in-place node as a new tensor, in the dtype of what it was written to."""
     kwargs = {name: value for name, value in node.kwargs.items() if name != "inplace"}
     args = tuple(node.args) if target not in _FLAGGED else _without_flag(target, node.args)
     new = scene.emit(node, target, *args, **kwargs)
@@ -87,7 +87,7 @@ def _made_anew(scene: Scene, node: fx.Node, target: Any) -> fx.Node:
 
 _FLAGGED = {F.relu: 1, F.silu: 1, F.relu6: 1, F.hardswish: 1, F.leaky_relu: 2, F.elu: 2, F.mish: 1,
             F.hardsigmoid: 1, F.hardtanh: 3}  # fmt: skip
-"""Where these functions take the flag that makes them write."""
+"""The position of the ``inplace`` argument of these functions."""
 
 
 def _without_flag(target: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -96,9 +96,9 @@ def _without_flag(target: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_unseen(scene: Scene, node: fx.Node, written: Any) -> bool:
-    """Whether memory that is written is read later by this node's users and those of what it wrote to alone.
+    """Whether memory that is written is later read only by this node's users and the tensor it wrote to.
 
-    Code that writes for the sake of it (``scores.masked_fill_(…)``) goes on with the tensor it wrote to.
+    Code that writes in place for its own sake (``scores.masked_fill_(…)``) continues with the tensor it wrote to.
     """
     if not isinstance(written, fx.Node) or written.op == "placeholder" or scene.tensor(written) is None:
         return False
@@ -130,7 +130,7 @@ def identity(scene: Scene) -> list[Match]:
 
 
 def _same_as(scene: Scene, read: Call) -> fx.Node | None:
-    """The argument a call returns unchanged in value, type and layout; None where it does something."""
+    """The argument that a call returns unchanged in value, dtype and layout; None if it does something."""
     source = _only_part(scene, read) if read.op == "cat" else read.given.get("input")
     if not isinstance(source, fx.Node) or scene.tensor(source) is None or not scene.alike(source, read.node):
         return None
@@ -139,9 +139,9 @@ def _same_as(scene: Scene, read: Call) -> fx.Node | None:
         return source if off else None
     if read.op in ("view", "reshape", "contiguous", "expand", "flatten", "cat"):
         return source
-    if read.op == "pad":  # by nothing at all: rows added in front and cut off behind shift the rest
+    if read.op == "pad":  # only padding by nothing: rows added in front and cut at the end shift the rest
         return source if all(_is_number(each, 0) for each in read.get("pad", (None,))) else None
-    if read.op in ("add", "sub") and _is_number(read["other"], 0):  # floating: -0.0 + 0 is +0.0
+    if read.op in ("add", "sub") and _is_number(read["other"], 0):  # only integers: -0.0 + 0 is +0.0
         return source if not scene.tensor(source).is_floating_point() else None  # type: ignore[union-attr]
     if read.op in ("mul", "div") and _is_number(read["other"], 1):
         return source
@@ -151,7 +151,7 @@ def _same_as(scene: Scene, read: Call) -> fx.Node | None:
 
 
 def _only_part(scene: Scene, read: Call) -> Any:
-    """The one tensor of several put side by side that has any elements: rotary embeddings of whole heads have such."""
+    """The only concatenated tensor with any elements: partial rotary embeddings of whole heads have an empty one."""
     parts = read.given.get("tensors")
     if not isinstance(parts, (list, tuple)) or any(scene.shape(part) is None for part in parts):
         return None
@@ -160,7 +160,7 @@ def _only_part(scene: Scene, read: Call) -> Any:
 
 
 def _plain_cast(read: Call) -> bool:
-    """A conversion to the type and device at hand, which returns its argument itself; never one that must copy."""
+    """A conversion to the same dtype and device, which returns its argument; never one that must copy."""
     if read.get("copy") is True or read.get("memory_format") is not None:
         return False
     if read.op == "to" and any(isinstance(value, bool) and value for value in read.get("to", ())):
@@ -178,7 +178,7 @@ def _is_number(value: Any, number: float) -> bool:
 
 
 def _may_alias(scene: Scene, node: fx.Node, source: fx.Node) -> bool:
-    """Whether the argument may stand for the result: nobody writes into either, and no output changes its identity."""
+    """Whether the argument may replace the result: nothing writes to either, and no output changes its identity."""
     if any(user.op == "output" for user in node.users):
         return False
     return not is_written(scene, source) and not is_written(scene, node)
@@ -220,7 +220,7 @@ def _joined(scene: Scene, first: Call, second: Call) -> fx.Node | None:
 
 
 def _views_alike(scene: Scene, first: Call, second: Call) -> bool:
-    """Neither of two reshapes copies: joining them then neither adds a copy nor drops one that was asked for."""
+    """Neither of two reshapes copies: joining them neither adds nor drops a copy."""
     source, last = scene.tensor(first["input"]), scene.tensor(second.node)
     return (
         isinstance(source, Tensor)
@@ -234,7 +234,7 @@ def _reshaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _wide_cast(scene: Scene, source: fx.Node, first: Call, second: Call) -> fx.Node | None:
-    """Widening and then rounding is rounding once: the first cast loses nothing."""
+    """Widening and then rounding is rounding once: the first cast is exact."""
     middle, last = cast_target(first), cast_target(second)
     start = scene.dtype(source)
     if middle is None or last is None or start is None or not _plain_chain(first, second):

@@ -1,7 +1,7 @@
-"""What every layer computes anew from the same tensors, masks and biases above all, is computed once.
+"""Computes what several layers derive from the same tensors, masks and biases above all, only once.
 
-A compiler inlines such work into whatever reads it, which costs nothing where that is a kernel of its own. Attention is
-not: what is added to its scores is written to memory for every layer.
+A compiler fuses such ops into their readers, which is free for kernels it generates. Attention is not one of those: its
+bias is written to memory for every layer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FUNCTIONS = (
     "stack", "clamp", "arange", "full", "ones", "zeros", "ones_like", "zeros_like", "full_like", "type_as",
     "getitem", "select", "narrow",
 )  # fmt: skip
-"""What depends on nothing but its arguments, and writes nowhere."""
+"""Ops that depend only on their arguments, and write nowhere."""
 _OURS = (added_up, hiding, hiding_of, along, key_mask, lifted, unfolded)
 _PLAIN = (int, float, bool, str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format)
 
@@ -59,8 +59,8 @@ def once(scene: Scene) -> list[Match]:
 
 
 def _is_the_same(scene: Scene, known: fx.Node, node: fx.Node, returned: set[int]) -> bool:
-    """Whether both read the same values, nobody writes into either, and neither is handed out, where two results that
-    were two would be one."""
+    """Whether two nodes read the same values, nothing writes to either, and neither is an output, whose identity
+    counts."""
     if not scene.unchanged(node.all_input_nodes, (known,), node):
         return False
     if any(is_written(scene, each) for each in (known, node)):
@@ -70,7 +70,7 @@ def _is_the_same(scene: Scene, known: fx.Node, node: fx.Node, returned: set[int]
 
 
 def _key(node: fx.Node) -> Hashable | None:
-    """What a node computes of what; None where that is not known to be all."""
+    """What a node computes from which inputs; None if that may not be everything."""
     read = call(node)
     plain = read is not None and (read.op in _FUNCTIONS or cast_target(read) is not None)
     if not plain and node.target not in _OURS:
@@ -82,7 +82,7 @@ def _key(node: fx.Node) -> Hashable | None:
 
 
 def _frozen(value: Any) -> Hashable:
-    """A value by what it is; other objects may change without being seen to."""
+    """A hashable form of a value; raises for mutable objects."""
     if isinstance(value, fx.Node):
         return ("node", id(value))
     if isinstance(value, (tuple, list)):

@@ -1,4 +1,4 @@
-"""A graph being rewritten: its values, what may be moved past what, new nodes, new inputs and how they stay fresh."""
+"""The graph that is rewritten: values, aliasing, legal moves, new nodes, new inputs and their updates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SWITCHES = tuple(
     for name in ("_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode", "set_autocast_enabled")
     if (found := getattr(torch._C, name, None)) is not None
 ) + (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
-"""What changes the meaning of the nodes behind it: nothing is moved past one."""
+"""Nodes that change the meaning of later ones: nothing is moved past them."""
 _IN_PLACE = (
     operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.iand, operator.ior, operator.ipow,
     operator.ixor, operator.ifloordiv, operator.imod, operator.imatmul, operator.setitem,
@@ -27,16 +27,16 @@ _IN_PLACE = (
 
 
 LOWERED_BY = "lowered_by"
-"""The option that says which compiler will lower the graph: one that fuses is left what it does as well."""
+"""The option with the name of the compiler that will lower the graph; what a compiler fuses is left to it."""
 SMALL = 1 << 18
-"""Below so many elements softmax and cross-entropy lose to PyTorch: 0.84-0.91x, lab/notes/rows.md."""
+"""With fewer elements our softmax and cross-entropy are slower than PyTorch's: 0.84-0.91x, lab/notes/rows.md."""
 
 
 @dataclass(slots=True)
 class Extra:
-    """A tensor the rewritten graph takes besides its inputs, made from some of them and kept true to them.
+    """A further input of the rewritten graph, derived from others and kept up to date.
 
-    ``current(args)`` is called before every run with the graph's arguments: it returns the tensor, made anew where its
+    ``current(args)`` is called before every run with the graph's arguments: it returns the tensor, recomputed if its
     sources have changed.
     """
 
@@ -47,7 +47,7 @@ class Extra:
 
 @dataclass(slots=True, eq=False)
 class Scene:
-    """A torch-level graph with what is known of it, and the only hands that change it."""
+    """An FX graph with everything known about it; rewrites change the graph only through its methods."""
 
     gm: fx.GraphModule
     example_inputs: Sequence[Any]
@@ -57,7 +57,7 @@ class Scene:
     watches: list[Callable[[Sequence[Any]], bool]] = field(default_factory=list)
     refusals: list[tuple[str, str, str]] = field(default_factory=list)
     autocast: bool = False
-    casts: int | None = None  # casts of autocast that were written out: the graph runs without it then
+    casts: int | None = None  # number of autocast's casts written out: the graph then runs without autocast
     relaxed: bool = False
     notes: dict[Any, Any] = field(default_factory=dict)
     _positions: dict[fx.Node, int] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Scene:
     # values ------------------------------------------------------------------------------------------------------
 
     def value(self, node: Any) -> Any:
-        """What the tracer knows of a node: a fake tensor, or a tree of them; other things are themselves."""
+        """The tracer's value of a node: a fake tensor, or a tree of them; other objects are returned unchanged."""
         return node.meta.get("example_value") if isinstance(node, fx.Node) else node
 
     def tensor(self, node: Any) -> Tensor | None:
@@ -87,7 +87,7 @@ class Scene:
         return found if isinstance(node, fx.Node) and isinstance(found, Tensor) else None
 
     def shape(self, node: Any) -> tuple[int, ...] | None:
-        """The sizes of a tensor-valued node; None where it is no tensor or a size is symbolic."""
+        """The shape of a tensor-valued node; None if it is no tensor or has a symbolic size."""
         found = self.tensor(node)
         if found is None or not all(isinstance(size, int) for size in found.shape):
             return None
@@ -98,12 +98,12 @@ class Scene:
         return None if found is None else found.dtype
 
     def is_small(self, node: Any) -> bool:
-        """Whether a tensor on a GPU is so small that a launch is all its kernel costs: ours gain nothing there."""
+        """Whether a tensor on a GPU is so small that its kernel costs only a launch, so that ours gain nothing."""
         found = self.tensor(node)
         return found is not None and found.device.type == "cuda" and found.numel() < SMALL
 
     def real(self, node: Any) -> Tensor | None:
-        """The tensor handed in for a placeholder when the graph was made."""
+        """The tensor passed for a placeholder when the graph was traced."""
         if not isinstance(node, fx.Node) or node.op != "placeholder":
             return None
         index = self.input_index(node)
@@ -116,7 +116,7 @@ class Scene:
         return self.notes["inputs"].get(node)
 
     def is_state(self, node: Any) -> bool:
-        """Whether a node is a parameter or a buffer of the model, going by where the tracer found it."""
+        """Whether a node is a parameter or a buffer of the model, according to the tracer's source."""
         if not isinstance(node, fx.Node) or node.op != "placeholder":
             return False
         name = str(node.target)
@@ -130,9 +130,9 @@ class Scene:
         return self._positions[node]
 
     def unchanged(self, inputs: Iterable[Any], inside: Iterable[fx.Node], at: fx.Node) -> bool:
-        """Whether reading ``inputs`` at ``at`` gives what the nodes inside read where they stand.
+        """Whether reading ``inputs`` at ``at`` gives the values that the nodes inside read at their positions.
 
-        Nothing between them may write to memory that an input shares, nor switch gradient or autocast modes.
+        Nothing between them may write to memory that an input shares, or switch gradient or autocast modes.
         """
         barriers = self._barriers()
         if not barriers:
@@ -150,7 +150,7 @@ class Scene:
         return True
 
     def _barriers(self) -> list[fx.Node]:
-        """The nodes that write in place or switch a mode: found once, since no rewrite adds or removes one."""
+        """The nodes that write in place or switch a mode; cached, because no rewrite adds or removes one."""
         if "barriers" not in self.notes:
             self.notes["barriers"] = [n for n in self.graph.nodes if n.target in _SWITCHES or _mutates(n)]
         return self.notes["barriers"]
@@ -160,13 +160,13 @@ class Scene:
         return [node for node in self._barriers() if node.target not in _SWITCHES]
 
     def erase_writer(self, node: fx.Node) -> None:
-        """Take out a node that wrote in place and has been replaced."""
+        """Remove an in-place node that has been replaced."""
         self.graph.erase_node(node)
         self.notes.pop("barriers", None)
         self._positions.clear()
 
     def written(self, node: fx.Node) -> set[int] | None:
-        """The memory a node writes in place: None for none, an empty set where it cannot be told."""
+        """The storages that a node writes: None for none, an empty set if unknown."""
         known = self._written.get(node)
         if known is not None and known[0] is node.args and known[1] is node.kwargs and all(
             self.value(each) is was for each, was in known[2]
@@ -175,14 +175,14 @@ class Scene:
         if not _mutates(node):
             return None
         reached = _first_written(node)
-        owners: set[int] = set()  # empty for calls whose insides are not known
+        owners: set[int] = set()  # stays empty for calls whose effects are unknown
         for arg in reached:
             owners |= self.memory(arg)
         self._written[node] = (node.args, node.kwargs, [(each, self.value(each)) for each in reached], owners)
         return owners
 
     def memory(self, node: Any) -> set[int]:
-        """The storages a node's value lies in, as the tracer's stand-ins share them."""
+        """The storages of a node's value, according to the aliasing of fake tensors."""
         found: set[int] = set()
         for leaf in _leaves(self.value(node)) if isinstance(node, fx.Node) else ():
             if isinstance(leaf, Tensor):
@@ -192,7 +192,7 @@ class Scene:
     # changes -----------------------------------------------------------------------------------------------------
 
     def emit(self, before: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        """A new call in front of a node, with its value worked out on stand-ins."""
+        """Insert a call before a node, and compute its value on fake tensors."""
         with self.graph.inserting_before(before):
             node = self.graph.call_function(target, args, kwargs)
         for key in ("nn_module_stack", "stack_trace", "source_fn_stack"):
@@ -204,7 +204,7 @@ class Scene:
         return node
 
     def imagine(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The value a call would have, computed on stand-ins."""
+        """The value of a call on fake tensors."""
         given, named = fx.node.map_arg((args, kwargs), lambda node: self.value(node))
         mode = _mode_among(_leaves((given, named)))
         with torch.no_grad(), contextlib.nullcontext() if mode is None else mode:
@@ -214,7 +214,7 @@ class Scene:
         return made
 
     def refresh(self) -> None:
-        """Work out again what lies behind a change of layout; raises where a node can no longer be computed."""
+        """Recompute values after a change of layout; raises if a node can no longer be computed."""
         changed: set[fx.Node] = {node for node in self.graph.nodes if node.meta.pop("relaid", False)}
         for node in self.graph.nodes:
             stale = any(each in changed for each in node.all_input_nodes)
@@ -229,7 +229,7 @@ class Scene:
         self.relaxed = False
 
     def relaid(self, old: fx.Node, new: fx.Node) -> None:
-        """Put ``new`` in the place of ``old`` though its layout may be another; what follows is worked out again."""
+        """Replace ``old`` by ``new`` although their layouts may differ; later values are recomputed."""
         new.meta["relaid"] = not _same_layouts(self.value(old), self.value(new))
         self.relaxed = self.relaxed or new.meta["relaid"]
         old.replace_all_uses_with(new)
@@ -243,7 +243,7 @@ class Scene:
         return self.imagine(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
 
     def replace(self, old: fx.Node, new: fx.Node) -> bool:
-        """Put ``new`` where ``old`` was, if it has the same sizes, type and strides; take it out again otherwise."""
+        """Replace ``old`` by ``new`` if shape, dtype and strides are equal; otherwise remove ``new``."""
         if not self.alike(old, new):
             self.discard(new)
             return False
@@ -252,7 +252,7 @@ class Scene:
         return True
 
     def alike_sizes(self, old: fx.Node, new: fx.Node) -> bool:
-        """Whether two values have the same sizes, type and device; for users that take any layout."""
+        """Whether two values have the same shape, dtype and device, for users that take any layout."""
         a, b = self.value(old), self.value(new)
         if not isinstance(a, Tensor) or not isinstance(b, Tensor):
             return False
@@ -260,7 +260,7 @@ class Scene:
         return same and (_same_strides(a, b) or not self._layout_matters(old))
 
     def _layout_matters(self, node: fx.Node) -> bool:
-        """Whether some user of a node may fail or differ with another layout: views, outputs, and what is not known."""
+        """Whether a user of a node may fail or differ with another layout: views, outputs, and unknown ops."""
         for user in node.users:
             read = call(user)
             if read is None or read.op not in (*_ANY_LAYOUT, *_VIEWS):
@@ -277,7 +277,7 @@ class Scene:
         return same and _same_strides(a, b)
 
     def discard(self, node: fx.Node) -> None:
-        """Erase a node nobody uses, and those that only it used."""
+        """Erase an unused node, and those that only it used."""
         if node.users or node.op in ("placeholder", "output") or node._erased:
             return
         inputs = list(node.all_input_nodes)
@@ -289,12 +289,12 @@ class Scene:
             self.discard(each)
 
     def retire(self, node: fx.Node) -> None:
-        """Erase a node whose work another does now: one that draws at random would else run beside it, for nothing."""
+        """Erase a replaced node even if it draws random numbers, which would run for nothing."""
         node.meta["ridgeline"] = self._rewrite or "replaced"
         self.discard(node)
 
     def extra_input(self, like: Tensor, extra: Extra) -> fx.Node:
-        """A further placeholder of the graph, fed before every run by ``extra``."""
+        """Add a placeholder to the graph, which ``extra`` supplies before every run."""
         last = list(self.graph.find_nodes(op="placeholder"))[-1]
         with self.graph.inserting_after(last):
             node = self.graph.placeholder(extra.name)
@@ -307,7 +307,7 @@ class Scene:
         return node
 
     def _stand_in(self, like: Tensor) -> Tensor:
-        """A stand-in of the sizes, type and layout of a tensor, on the device of the graph's inputs."""
+        """A fake tensor with the shape, dtype and layout of a tensor, on the device of the graph's inputs."""
         mode = _mode_of(self)
         device = next((x.device for x in self.example_inputs if isinstance(x, Tensor)), like.device)
         device = device if like.is_meta else like.device
@@ -317,14 +317,14 @@ class Scene:
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
 
     def refuse(self, node: fx.Node, why: str) -> None:
-        """Remember why something that looked right was left alone."""
+        """Record why a possible match was left alone."""
         self.refusals.append((self._rewrite, where(node), why))
 
     def match(self, node: fx.Node, what: str) -> Match:
         return Match(self._rewrite, where(node), what)
 
     def run(self, name: str, change: Callable[[Scene], list[Match]]) -> list[Match]:
-        """One rewrite over the graph, dead nodes taken out behind it."""
+        """Run one rewrite over the graph, and remove dead nodes."""
         self._rewrite = name
         found = change(self)
         if found:
@@ -333,7 +333,7 @@ class Scene:
 
 
 def where(node: fx.Node) -> str:
-    """The path of the module a node came from, as ``named_modules`` would write it."""
+    """The path of the module that a node came from, as in ``named_modules``."""
     stack = node.meta.get("nn_module_stack") or {}
     if not stack:
         return ""
@@ -354,7 +354,7 @@ def _mode_of(scene: Scene) -> Any:
 
 
 def _mode_among(values: Sequence[Any]) -> Any:
-    """The mode the tracer's stand-ins live in: not the one of the compilation around us, which is another."""
+    """The fake mode of the tracer's values, which may differ from that of the compilation in progress."""
     return next((value.fake_mode for value in values if isinstance(value, Tensor) and _is_fake(value)), None)
 
 
@@ -363,7 +363,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def _ask_gradients(made: list[Any], given: list[Any]) -> None:
-    """Results of what asks for gradients ask for them too: a compiler of the piece behind would leave them out."""
+    """Let results of tensors that require gradients require them too, as compilers of later pieces need."""
     if not any(isinstance(each, Tensor) and each.requires_grad for each in given):
         return
     known = set(map(id, given))
@@ -373,7 +373,7 @@ def _ask_gradients(made: list[Any], given: list[Any]) -> None:
 
 
 def _same_layouts(a: Any, b: Any) -> bool:
-    """Whether two values, or trees of them, agree in sizes, types and strides."""
+    """Whether two values, or trees of them, have equal shapes, dtypes and strides."""
     pairs = list(zip(_leaves(a), _leaves(b), strict=False))
     return len(_leaves(a)) == len(_leaves(b)) and all(
         isinstance(x, Tensor) and isinstance(y, Tensor) and x.shape == y.shape and x.dtype == y.dtype
@@ -383,12 +383,12 @@ def _same_layouts(a: Any, b: Any) -> bool:
 
 
 def _same_strides(a: Tensor, b: Tensor) -> bool:
-    """Whether two layouts are one: strides of dims with one element do not count."""
+    """Whether two layouts are equal: strides of dims with one element do not count."""
     return all(x == y for size, x, y in zip(a.shape, a.stride(), b.stride(), strict=True) if size > 1)
 
 
 def is_removable(node: fx.Node) -> bool:
-    """Whether a node may go when nobody uses it: it does nothing but return a value, and draws nothing at random."""
+    """Whether an unused node can be removed: it only returns a value, and draws no random numbers."""
     if _ours(node):
         return True
     found = call(node)
@@ -403,12 +403,12 @@ _MAKERS = (torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torc
 
 
 def _ours(node: fx.Node) -> bool:
-    """Whether a rewrite made the node: those compute and do nothing else."""
+    """Whether a rewrite made the node: those have no side effects."""
     return bool(node.meta.get("ridgeline"))
 
 
 def _mutates(node: fx.Node) -> bool:
-    """Whether a node writes into an argument, as far as can be told; unknown functions of torch do not."""
+    """Whether a node writes to an argument, as far as known; unknown functions of torch do not."""
     if node.op == "call_method":
         name = str(node.target)
         return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__", "__imul__")
@@ -422,7 +422,7 @@ def _mutates(node: fx.Node) -> bool:
     if schema is not None:
         return bool(schema.is_mutable)
     if getattr(node.target, "__module__", "") == "_operator":
-        return False  # and_ and or_ end like writers, and write nothing
+        return False  # and_ and or_ end like in-place methods
     name = getattr(node.target, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         return True
@@ -436,29 +436,29 @@ _INPLACE_FLAG = {
     "leaky_relu": 2, "hardtanh": 3, "dropout": 3, "dropout1d": 3, "dropout2d": 3, "dropout3d": 3, "alpha_dropout": 3,
     "feature_alpha_dropout": 3, "threshold": 3, "rrelu": 4, "batch_norm": 5, "instance_norm": 5,
 }  # fmt: skip
-"""Where functions take the flag that makes them write: batch norm writes its running statistics in training."""
+"""The position of arguments that make a function write: batch norm updates its running statistics in training."""
 
 
 def tracing_mode() -> Any:
-    """The mode in which the compilation around us makes its stand-ins; None outside of one."""
+    """The fake mode of the compilation in progress; None outside of one."""
     context = torch._guards.TracingContext.try_get()
     return None if context is None else context.fake_mode
 
 
 def stand_in(like: Tensor, mode: Any) -> Tensor:
-    """A tensor without memory, of the same sizes, layout and type, that is nobody's result."""
+    """A fake tensor with the shape, layout and dtype of a tensor, without aliases."""
     with mode:
         made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
     return made.requires_grad_() if like.requires_grad else made
 
 
 def is_switch(node: fx.Node) -> bool:
-    """Whether a node changes the meaning of those behind it: gradients, inference mode, autocast."""
+    """Whether a node changes the meaning of later ones: gradient mode, inference mode, autocast."""
     return node.target in _SWITCHES
 
 
 def _first_written(node: fx.Node) -> list[fx.Node]:
-    """The arguments a writing node may write to."""
+    """The arguments that an in-place node may write to."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return []
     if getattr(node.target, "__name__", "") in ("batch_norm", "instance_norm"):
@@ -473,7 +473,7 @@ def _first_written(node: fx.Node) -> list[fx.Node]:
 
 
 def _declared(node: fx.Node, schema: Any) -> list[fx.Node]:
-    """The arguments that an op's schema says it writes."""
+    """The arguments that an op writes according to its schema."""
     found = []
     for at, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -484,7 +484,7 @@ def _declared(node: fx.Node, schema: Any) -> list[fx.Node]:
 
 _ANY_LAYOUT = ("attention", "cat", "stack", "matmul", "bmm", "mm", "linear", "contiguous", "reshape", "flatten",
                "layer_norm")  # fmt: skip
-"""What takes any layout and returns its own."""
+"""Ops that take any layout, and return their own."""
 _VIEWS = (
     "transpose",
     "permute",
@@ -502,7 +502,7 @@ _VIEWS = (
 
 
 def is_written(scene: Scene, node: fx.Node) -> bool:
-    """Whether anything in the graph writes into the memory of a node's value."""
+    """Whether anything in the graph writes to the memory of a node's value."""
     barriers = scene._barriers()
     memory = scene.memory(node) if barriers else set()
     for each in barriers:
@@ -516,7 +516,7 @@ ANYWHERE = -1
 
 
 def _storage(leaf: Tensor) -> int:
-    """Which memory a stand-in lies in; what functorch wraps does not say."""
+    """The storage of a fake tensor; unknown for functorch wrappers."""
     try:
         return leaf.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
@@ -524,5 +524,5 @@ def _storage(leaf: Tensor) -> int:
 
 
 def clash(memory: set[int], written: set[int]) -> bool:
-    """Whether a write may reach some memory: it does where either cannot be told."""
+    """Whether a write may reach some memory: always if either is unknown."""
     return not written or ANYWHERE in memory or ANYWHERE in written or bool(memory & written)

@@ -1,4 +1,4 @@
-"""Losses over large vocabularies: cross-entropy without a wide copy of the logits, or without the logits at all."""
+"""Cross-entropy over large vocabularies: without a float32 copy of the logits, or without logits in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RACED = "lab/notes/rows.md: cross-entropy forward 2.5x, backward 2.7x of the be
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A cross-entropy of class indices found in a graph; ``steps`` lead from the logits to its input."""
+    """A cross-entropy of class indices; ``steps`` lead from the logits to its input."""
 
     logits: fx.Node
     target: fx.Node
@@ -51,7 +51,7 @@ def _loss(scene: Scene, node: fx.Node) -> Loss | None:
 
 
 def _logits(scene: Scene, node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
-    """The logits behind views that keep their last dim, copies, slices of other dims and widening casts."""
+    """The logits before views that keep their last dim, copies, slices of other dims and widening casts."""
     steps: list[fx.Node] = []
     while (read := call(node)) is not None and isinstance(read.given.get("input"), fx.Node) and _harmless(scene, read):
         steps.append(node)
@@ -127,7 +127,7 @@ def _fused(scene: Scene, read: Loss) -> Match | None:
 
 
 def _rows(scene: Scene, read: Loss, x: fx.Node) -> fx.Node:
-    """The hidden states of the rows that the loss sees: slices taken of the logits are taken of them instead."""
+    """The hidden states of the rows in the loss: slices of the logits are applied to them instead."""
     for step in reversed(read.steps[:-1]):
         taken = call(step)
         if taken is not None and taken.op == "getitem":
@@ -164,7 +164,7 @@ def cross_entropy(scene: Scene) -> list[Match]:
 def kernel_loss(
     logits: Tensor, target: Tensor, ignore_index: int, smoothing: float, z_weight: float, reduction: str, wide: bool
 ) -> Tensor:
-    """Cross-entropy of logits in their own type; ``wide`` asks for a float32 loss."""
+    """Cross-entropy of logits in their own dtype; ``wide`` returns float32."""
     return CROSS_ENTROPY(logits, target, ignore_index, smoothing, z_weight, reduction, wide)
 
 
@@ -188,7 +188,7 @@ def _by_kernel(scene: Scene, read: Loss) -> Match | None:
 
 
 def _before_cast(scene: Scene, read: Loss) -> fx.Node:
-    """The input of the loss before it was widened, where only views stand between."""
+    """The input of the loss before it was widened, through views."""
     node: fx.Node = call(read.out)["input"]  # type: ignore[index]
     current = node
     for step in read.steps[:-1]:

@@ -1,4 +1,4 @@
-"""One name for every spelling of an op in a torch-level graph: functions, methods and operators alike."""
+"""Canonical names for ops in FX graphs: functions, methods and operators alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import fx
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A node read as an op: its canonical name and its arguments by name, without those left at their defaults."""
+    """A node read as an op: its canonical name and its arguments by name, without omitted defaults."""
 
     op: str
     given: dict[str, Any]
@@ -28,7 +28,7 @@ class Call:
 
 
 def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A conversion as a function, for rewrites that put one in."""
+    """A conversion as a function, for rewrites to insert."""
     return x.to(dtype)
 
 
@@ -37,7 +37,7 @@ _methods: dict[str, tuple[str, tuple[str, ...]]] = {}
 
 
 def _spell(op: str, names: str, *targets: Any) -> None:
-    """Targets that mean ``op`` and take these arguments in this order; a star takes all that follow."""
+    """Register targets that mean ``op`` with these arguments in this order; a star takes all that follow."""
     for target in targets:
         table: dict[Any, Any] = _methods if isinstance(target, str) else _functions
         if target is not None:
@@ -45,7 +45,7 @@ def _spell(op: str, names: str, *targets: Any) -> None:
 
 
 def _both(op: str, names: str, *more: Any) -> None:
-    """An op that exists as a function of torch and as a method of the same name and arguments."""
+    """Register an op that exists as a function of torch and as a method with the same name and arguments."""
     _spell(op, names, op, getattr(torch, op, None), getattr(torch.Tensor, op, None), *more)
 
 
@@ -73,14 +73,14 @@ for _name, _operator in (
     ("gt", operator.gt), ("ge", operator.ge),
 ):  # fmt: skip
     _both(_name, "input other", _operator)
-    _spell(_name, "input other", f"__{_name}__", getattr(torch.Tensor, f"__{_name}__"))  # as torch 2.11 traces them
+    _spell(_name, "input other", f"__{_name}__", getattr(torch.Tensor, f"__{_name}__"))  # torch 2.11 traces these
 for _name, _method in (
     ("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "truediv"), ("pow", "pow"), ("matmul", "matmul"),
 ):  # fmt: skip
     _spell(_name, "input other", f"__{_method}__", getattr(torch.Tensor, f"__{_method}__"))
 for _name, _method in (("abs", "abs"), ("neg", "neg"), ("not", "invert")):
     _spell(_name, "input", f"__{_method}__", getattr(torch.Tensor, f"__{_method}__"))
-for _name in ("add", "mul"):  # the other way round is the same
+for _name in ("add", "mul"):  # reflected operators commute
     _spell(_name, "input other", f"__r{_name}__", getattr(torch.Tensor, f"__r{_name}__"))
 _both("mean", "input dim keepdim dtype")
 _both("sum", "input dim keepdim dtype")
@@ -222,7 +222,7 @@ CASTS = FLOATS | {"bool": torch.bool, "int": torch.int32, "long": torch.int64}
 
 
 def call(node: Any) -> Call | None:
-    """The node as an op with named arguments, or None for what is no known op, writes in place or takes ``out=``."""
+    """The node as an op with named arguments; None for unknown ops, in-place ops and ``out=``."""
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
         return None
     if "out" in node.kwargs:
@@ -238,7 +238,7 @@ def call(node: Any) -> Call | None:
 
 
 def _attribute(node: fx.Node) -> Call | None:
-    """``x.mT`` and its like, which are traced as what they are: attributes."""
+    """Attributes such as ``x.mT``, which are traced as ``getattr``."""
     op = {"mT": "mT", "T": "t"}.get(str(node.args[1])) if len(node.args) == 2 else None
     value = node.meta.get("example_value")
     if op is None or not isinstance(value, torch.Tensor) or value.is_complex() or (op == "t" and value.dim() != 2):
@@ -273,12 +273,12 @@ _SYNONYMS = {
 
 
 def _synonym(name: str) -> str:
-    """Keyword names that differ between a function, a method and our vocabulary."""
+    """Map keyword names that differ between a function and a method."""
     return _SYNONYMS.get(name, name)
 
 
 def cast_target(found: Call) -> torch.dtype | None:
-    """The dtype a call converts to where that is all it does to values; None for anything else."""
+    """The dtype of a call that only converts; None for anything else."""
     if found.op in CASTS:
         return CASTS[found.op]
     if found.op == "type_as":

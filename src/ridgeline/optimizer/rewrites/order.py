@@ -1,16 +1,16 @@
-"""Every rewrite, in the order in which they run: each reads what those before it left.
+"""All rewrites in the order in which they run; each reads the results of those before it.
 
-A module registers the rewrites of its lines; ``rewrites/__init__.py`` imports the modules and puts all in this order.
+A module registers the rewrites of its lines; ``rewrites/__init__.py`` imports the modules and applies this order.
 """
 
 ORDER = (
-    # what does nothing, or hides what is computed
+    # ops without effect
     ("in-place", "cleanup"),
     ("identity", "cleanup"),
     ("views", "cleanup"),
-    # arithmetic that becomes less
+    # scalar arithmetic
     ("numbers", "linear.scalar_factors"),
-    # convolutions that are products, and the layouts of what follows
+    # convolutions that are GEMMs, and the layouts of what follows
     ("patches", "conv.patch_embedding"),
     ("sequence-convolution", "conv.positional_conv"),
     ("sequence-last", "conv.positional_conv"),
@@ -20,7 +20,7 @@ ORDER = (
     ("dense-rows", "rows.dense_residual"),
     ("fold-norm", "conv.fold_batch_norm"),
     ("long-rows", "rows.long_rows"),
-    # attention: its spellings, then who computes it
+    # attention: recognition, then the choice of a backend
     ("attention-layout", "attention.head_layout"),
     ("multi-head", "attention.multihead_module"),
     ("encoder-layer", "attention.multihead_module"),
@@ -49,7 +49,7 @@ ORDER = (
     ("softmax", "rows.softmax_group_norm"),
     ("group-norm-last", "rows.softmax_group_norm"),
     ("group-norm", "rows.softmax_group_norm"),
-    # weights: fewer bits, laid side by side, tables
+    # weights: quantization, concatenation, embedding tables
     ("narrow", "linear.quantize_weight"),
     ("horizontal", "linear.horizontal_fusion"),
     ("side-by-side", "linear.horizontal_fusion"),
@@ -62,7 +62,7 @@ ORDER = (
     ("decode-attention", "attention.decode"),
     ("products", "linear.few_rows"),
     ("cache-append", "attention.kv_cache"),
-    # products and convolutions by our kernels, where they win their races
+    # GEMMs and convolutions by our kernels, where they win their races
     ("vectors", "linear.gemv"),
     ("halves", "linear.split_gemm"),
     ("wide-attention", "linear.split_gemm"),
@@ -77,7 +77,7 @@ ORDER = (
     ("convolution-end", "conv.batch_norm_epilogue"),
     ("stem", "conv.stem"),
     ("resizes", "conv.resize"),
-    # epilogues of what is left, and what was computed twice
+    # epilogues of the remaining GEMMs, and common subexpressions
     ("linear-activation", "linear.activation_epilogue"),
     ("gelu", "linear.activation_epilogue"),
     ("odd-products", "linear.odd_columns"),

@@ -1,4 +1,4 @@
-"""Recommenders: many tables in one launch, all pairs of features in one pass, cross layers with their sums inside."""
+"""Recommenders: embedding bags of many tables in one launch, fused dot interactions and cross layers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def joined_bags(
     offsets: Sequence[Tensor] | None,
     mode: str,
 ) -> Tensor:
-    """Bags of several tables that lie side by side: [B, T·D].
+    """Embedding bags of several concatenated tables: [B, T·D].
 
-    ``edges`` are all offsets, or what is added to those given, one for each bag of each table, and the end.
+    ``edges`` are all offsets, or what is added to the given ones, for each bag of each table, and the end.
     """
     flat = torch.cat([each.reshape(-1) for each in indices])
     if offsets is None:
@@ -61,7 +61,7 @@ def bags(scene: Scene) -> list[Match]:
 
 
 def _bag_groups(scene: Scene) -> list[list[fx.Node]]:
-    """Plain bags of one width, type, mode, number of bags and kind of indices, two or more."""
+    """Groups of two or more plain bags with the same width, dtype, mode, number of bags and kind of indices."""
     by_kind: dict[tuple[Any, ...], list[fx.Node]] = {}
     for node in scene.nodes:
         read = call(node)
@@ -79,7 +79,7 @@ def _bag_groups(scene: Scene) -> list[list[fx.Node]]:
 
 
 def _is_plain_bag(scene: Scene, read: Call) -> bool:
-    """A sum or mean without weights of samples, padding, norms or sparse gradients."""
+    """A sum or mean without sample weights, padding, max_norm or sparse gradients."""
     if read.op != "embedding_bag" or read.get("mode", "mean") not in ("sum", "mean"):
         return False
     special = ("max_norm", "per_sample_weights", "padding_idx")
@@ -119,7 +119,7 @@ def _fits(tables: Sequence[Tensor]) -> bool:
     if tables[0].device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(tables[0].device)
-    # Of the free memory, what tables may need while they are laid side by side.
+    # Share of the free memory that concatenated tables may take.
     return needed <= 0.4 * free
 
 
@@ -173,7 +173,7 @@ def bag(scene: Scene) -> list[Match]:
     return found
 
 
-# All pairs of features.
+# Dot interaction.
 
 
 @rewrite(
@@ -193,7 +193,7 @@ def interaction(scene: Scene) -> list[Match]:
 
 
 def _pairs_of(scene: Scene, node: fx.Node) -> tuple[fx.Node, Tensor, list[fx.Node]] | None:
-    """The features whose products a node picks, each pair once, and where each is found in our kernel's order."""
+    """The features whose dot products a node picks, each pair once, and their positions in our kernel's order."""
     read = call(node)
     if read is None or read.op != "getitem" or not isinstance(read["index"], tuple) or len(read["index"]) != 3:
         return None
@@ -253,7 +253,7 @@ def _interacted(scene: Scene, node: fx.Node, features: fx.Node, place: Tensor, b
 
 
 def _beside(scene: Scene, node: fx.Node, dense: fx.Node) -> fx.Node | None:
-    """The sum of columns [dense, pairs], if that is all the pairs are used for."""
+    """The concatenation [dense, pairs], if the pairs have no other user."""
     user = next(iter(node.users)) if len(node.users) == 1 else None
     read = call(user)
     if user is None or read is None or read.op != "cat" or read.get("dim", 0) not in (1, -1):
@@ -263,7 +263,7 @@ def _beside(scene: Scene, node: fx.Node, dense: fx.Node) -> fx.Node | None:
 
 
 def _parts(scene: Scene, features: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """The first feature and the others, taken from what they were put together of where that can be told."""
+    """The first feature and the others, before they were concatenated if that can be told."""
     read = call(features)
     source = read
     if read is not None and read.op in ("view", "reshape"):
@@ -285,7 +285,7 @@ def _parts(scene: Scene, features: fx.Node) -> tuple[fx.Node, fx.Node]:
 
 
 def _stacked(scene: Scene, features: fx.Node, pieces: list[fx.Node]) -> fx.Node:
-    """Features side by side: where they lie already, if one launch made all of them."""
+    """Features side by side; a view if one launch made all of them."""
     dim = (scene.shape(features) or (0, 0, 0))[2]
     wide = pieces[0].args[0] if pieces[0].target is columns else None
     at = features.next

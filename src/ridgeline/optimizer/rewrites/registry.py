@@ -1,4 +1,4 @@
-"""Named rewrites: what each changes, in which mode it is right, how exact it is and what it is worth."""
+"""The registry of rewrites: what each changes, in which modes it is valid, its exactness and its expected gain."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 INFERENCE, TRAINING = "inference", "training"
 MODES = (INFERENCE, TRAINING)
 EXACT = ("bits", "rounding", "reordered")
-"""Same bits; the same arithmetic rounded at other places; sums in another order."""
+"""Same bits; the same arithmetic rounded elsewhere; another order of sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One place where a rewrite replaced something."""
+    """One place where a rewrite matched."""
 
     rewrite: str
     where: str
@@ -28,10 +28,10 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Expected speed of the replaced region over what it replaces, run as it is and inside a compiled graph.
+    """The expected speedup of the replaced ops, in eager code and inside a compiled graph.
 
-    A kernel of ours is opaque to a compiler and ends its fusions, so the two differ. ``basis`` says where the figures
-    come from; a search may measure instead of believing them.
+    A kernel of ours is opaque to a compiler and ends its fusions, so the two differ. ``basis`` is the source of the
+    figures; the search measures.
     """
 
     eager: float
@@ -44,7 +44,7 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """A named change of a graph. Calling it changes the scene's graph and returns what it replaced."""
+    """A named rewrite. Calling it changes the graph of a context, and returns its matches."""
 
     name: str
     summary: str
@@ -70,7 +70,7 @@ def rewrite(
     exact: str = "rounding",
     needs_kernels: bool = False,
 ) -> Callable[[Callable[[Scene], list[Match]]], Callable[[Scene], list[Match]]]:
-    """Register a function from a scene to its matches under a name; a second registration of a name is an error.
+    """Register a function from a context to its matches under a name; a second registration is an error.
 
     ``worth`` is one figure, or one per mode. Rewrites run in the order of ``rewrites/order.py``.
     """
@@ -88,7 +88,7 @@ def rewrite(
 
 
 def arrange(names: Sequence[str]) -> None:
-    """Put all registered rewrites in this order, which names each once."""
+    """Sort all registered rewrites by this list, which names each once."""
     if sorted(names) != sorted(_rewrites):
         apart = sorted(set(names) ^ _rewrites.keys())
         raise OptimizeError(f"rewrites/order.py and what is registered differ: {', '.join(apart) or 'a name twice'}")
@@ -97,12 +97,12 @@ def arrange(names: Sequence[str]) -> None:
 
 
 def rewrites() -> Mapping[str, Rewrite]:
-    """Every registered rewrite by name, in the order in which they run."""
+    """All registered rewrites by name, in their order."""
     return _rewrites
 
 
 def chosen(names: Iterable[str], mode: str) -> list[Rewrite]:
-    """The rewrites of these names that are right in this mode, in the order in which they run."""
+    """The rewrites with these names that are valid in this mode, in their order."""
     wanted = set(names)
     unknown = wanted - _rewrites.keys()
     if unknown:
@@ -112,7 +112,7 @@ def chosen(names: Iterable[str], mode: str) -> list[Rewrite]:
 
 
 def recommended(mode: str, compiler: str = "none", device: str = "cuda") -> tuple[str, ...]:
-    """The rewrites expected to gain in this mode under this compiler; those made of kernels only where kernels run."""
+    """The rewrites that are expected to gain in this mode with this compiler; those with kernels only on CUDA."""
     return tuple(
         each.name
         for each in _rewrites.values()

@@ -1,4 +1,4 @@
-"""Who computes a call of attention: masks as flags, shared keys, our kernel or cuDNN's."""
+"""Chooses what computes attention: masks become flags, repeated keys are shared, then our kernel or cuDNN's."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def attention_call(node: fx.Node) -> Attention | None:
 def _recalled(
     scene: Scene, old: Attention, target: Any = F.scaled_dot_product_attention, **changes: Any
 ) -> fx.Node | None:
-    """The call with some arguments changed, put in its place; None where that would change more than its layout."""
+    """Replace the call by one with some arguments changed; None if more than its layout would change."""
     fields = {name: changes.get(name, getattr(old, name)) for name in Attention.__slots__}
     new = scene.emit(
         old.node, target, fields["query"], fields["key"], fields["value"], attn_mask=fields["mask"],
@@ -127,7 +127,7 @@ def grouped_keys(scene: Scene) -> list[Match]:
 
 
 def _fused_type(scene: Scene, node: fx.Node) -> bool:
-    """Types whose fused kernels share key heads: those for float32 do not, and would put scores in memory."""
+    """Dtypes whose fused kernels share key heads: float32 kernels do not, and would put scores in memory."""
     value = scene.tensor(node)
     if value is None or value.shape[-1] > 256:
         return False
@@ -135,7 +135,7 @@ def _fused_type(scene: Scene, node: fx.Node) -> bool:
 
 
 def repeated(scene: Scene, node: fx.Node) -> fx.Node | None:
-    """The keys of which a node repeats every head in a row; heads may have been behind positions then."""
+    """The keys before every head was repeated; heads may have been after positions then."""
     read = call(node)
     if read is None or len(scene.shape(node) or ()) != 4:
         return None
@@ -149,7 +149,7 @@ def repeated(scene: Scene, node: fx.Node) -> fx.Node | None:
 
 
 def _repeated_along(scene: Scene, node: Any, dim: int) -> fx.Node | None:
-    """What a node repeats every element of along a dim."""
+    """The tensor before every element was repeated along a dim."""
     read, shape = call(node), scene.shape(node)
     if read is None or shape is None or len(shape) != 4:
         return None
@@ -173,7 +173,7 @@ def _repeated_along(scene: Scene, node: Any, dim: int) -> fx.Node | None:
 
 
 def _puts_in(index: Any, dim: int) -> bool:
-    """Whether an index puts one new dim in this place and takes all of the others."""
+    """Whether an index inserts one new dim at this position and keeps all others."""
     places = index if isinstance(index, tuple) else (index,)
     known = all(each is None or each is Ellipsis or each == slice(None) for each in places)
     if not known or places.count(None) != 1:
@@ -182,14 +182,14 @@ def _puts_in(index: Any, dim: int) -> bool:
     return at == dim if Ellipsis not in places[:at] else len(places) - at == 5 - dim
 
 
-# who computes it ------------------------------------------------------------------------------------------------
+# backends -------------------------------------------------------------------------------------------------------
 
 
 def cudnn_first(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """PyTorch's function with cuDNN's kernels before the others."""
+    """PyTorch's function with cuDNN's kernels preferred."""
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     with sdpa_kernel(order, set_priority=True):
         return F.scaled_dot_product_attention(
@@ -247,7 +247,7 @@ def _kernel(scene: Scene, read: Attention) -> Match | None:
 
 
 def _with_shared_keys(scene: Scene, read: Attention) -> Attention:
-    """The call over keys and values as they were before they were repeated for every query head."""
+    """The call with keys and values before they were repeated for every query head."""
     key, value = repeated(scene, read.key), repeated(scene, read.value)
     if key is None or value is None or (scene.shape(key) or ())[:3] != (scene.shape(value) or ())[:3]:
         return read
@@ -256,7 +256,7 @@ def _with_shared_keys(scene: Scene, read: Attention) -> Attention:
 
 
 def _is_wanted(scene: Scene, read: Attention, parts: Mask) -> bool:
-    """Whether our kernel is to compute a call: always where asked for by ``options={"attention": "always"}``."""
+    """Whether our kernel should compute a call; ``options={"attention": "always"}`` forces it."""
     query = scene.tensor(read.query)
     if query is None or scene.options.get("attention") == "always":
         return query is not None
@@ -265,21 +265,21 @@ def _is_wanted(scene: Scene, read: Attention, parts: Mask) -> bool:
 
 
 def wins(query: Tensor, causal: bool, masked: bool, training: bool) -> bool:
-    """Whether our kernel is the fastest for a call, going by the race; on a host there is none to lose."""
+    """Whether our kernel is the fastest for a call, according to races; on a host it always runs."""
     if query.device.type != "cuda":
         return True
-    # Our kernel gives blocks of rows to multiprocessors and does not split keys: decoding would use a fraction of them.
+    # Our kernel assigns blocks of rows to SMs and does not split keys: decoding would use a fraction of them.
     if query.shape[2] < 64:
         return False
     if masked:
         return True
-    # From here on our causal kernel of head dim 128 beats cuDNN's forward (1.02 to 1.14x); below and at other head dims
-    # it loses (0.78x at 512 rows of 64), and so does its backward pass.
+    # From 2,048 rows on our causal kernel with head dim 128 beats cuDNN's forward (1.02 to 1.14x); with fewer rows and
+    # other head dims it loses (0.78x at 512 rows of 64), and so does its backward.
     return causal and not training and 96 < query.shape[3] <= 128 and query.shape[2] >= 2048
 
 
 def _kernel_options(scene: Scene, read: Attention, parts: Mask) -> dict[str, Any] | str:
-    """The keyword arguments of our attention for a mask, or why it does not take it."""
+    """The keyword arguments of our attention for a mask, or the reason why it is not supported."""
     rows, keys = _sizes(scene, read)
     taken = kernel_arguments()
     options: dict[str, Any] = {"is_causal": parts.pattern.causal, "scale": read.scale}
@@ -301,7 +301,7 @@ def _kernel_options(scene: Scene, read: Attention, parts: Mask) -> dict[str, Any
 
 
 def _shared_key_mask(scene: Scene, batch: int, factors: tuple[fx.Node, ...]) -> fx.Node:
-    """The mask of keys, made once behind its last factor for all layers that use it."""
+    """The mask of keys, computed once after its last factor for all layers that use it."""
     key = ("key mask", batch, factors)
     if key not in scene.notes or scene.notes[key]._erased:
         after = max(factors, key=scene.position).next
@@ -317,12 +317,12 @@ def option_values(scene: Scene, options: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def kernel_arguments() -> frozenset[str]:
-    """The names our attention takes: what it can do grows."""
+    """The parameters of our attention."""
     return frozenset(inspect.signature(ridgeline_attention).parameters)
 
 
 def kernel_refusal(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> str | None:
-    """Why our attention does not run these, device aside; None where it does."""
+    """Why our attention does not support these arguments, regardless of the device; None if it does."""
     support = primitive("attention").support
     key_mask, sinks, softcap = (options.get(name) for name in ("key_mask", "sinks", "softcap"))
     if not {"key_mask", "sinks", "softcap"} <= kernel_arguments():

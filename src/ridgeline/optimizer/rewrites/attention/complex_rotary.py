@@ -1,7 +1,7 @@
-"""Rotary embedding by complex numbers, as Llama's and DeepSeek's first code has it, in real numbers.
+"""Rewrites rotary embeddings in complex numbers, as in the first code of Llama and DeepSeek, to real numbers.
 
-No compiler of PyTorch's generates code for complex numbers: every step of such an embedding is a pass of its own there,
-over float32 copies. In real numbers it is one kernel with what surrounds it, or our own.
+Inductor generates no code for complex numbers: every step of such an embedding is a separate pass over float32 copies.
+In real numbers it is one fused kernel, or ours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _JOINS = ("reshape", "view", "flatten")
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """Neighbors of ``x`` read as complex numbers, multiplied by a table and rounded."""
+    """Pairs of ``x`` read as complex numbers, multiplied by a table and rounded."""
 
     x: fx.Node
     table: fx.Node
@@ -34,14 +34,14 @@ class Turned:
 
 
 def in_pairs(x: Tensor, table: Tensor) -> Tensor:
-    """Neighbors of the last dim turned by the angles of a complex table, in float32."""
+    """Pairs of the last dim rotated by the angles of a complex table, in float32."""
     a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = torch.view_as_real(table).unbind(-1)
     return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
 
 
 def angles(table: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of a complex table, without the dim of heads."""
+    """Cosines and sines of a complex table, without the heads dim."""
     cos, sin = torch.view_as_real(table.squeeze(dim)).unbind(-1)
     return cos, sin
 
@@ -73,7 +73,7 @@ def _real(scene: Scene, turn: Turned) -> Match | None:
 
 
 def _paired(scene: Scene, q: Turned, k: Turned) -> Match | None:
-    """Queries and keys by one kernel, placed at the second: nobody may read the first before it."""
+    """Rotate queries and keys by one kernel, placed at the second: nothing may read the first before it."""
     dims = scene.shape(q.table) or ()
     dim = next((each for each in (1, 2) if len(dims) == 4 and dims[each] == 1 and dims[3 - each] > 1), None)
     early = any(scene.position(user) < scene.position(k.out) for user in q.out.users)
@@ -101,7 +101,7 @@ def _paired(scene: Scene, q: Turned, k: Turned) -> Match | None:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Whether two nodes are one, or the same view of one: queries and keys each ask for theirs."""
+    """Whether two nodes are the same, or the same view of one."""
     if a is b or not isinstance(a, fx.Node) or not isinstance(b, fx.Node):
         return a is b or (not isinstance(a, fx.Node) and not isinstance(b, fx.Node) and bool(a == b))
     read = call(a)
@@ -112,7 +112,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _turned(scene: Scene, node: fx.Node) -> Turned | None:
-    """A node that rounds neighbors turned by a table back to the type they had."""
+    """A node that rounds rotated pairs back to their original dtype."""
     joined, inside = _source(scene, node, None), [node]
     real = _source(scene, joined, _JOINS) if joined is not None else None
     if joined is None or real is None or real.target is not torch.view_as_real or len(real.users) != 1:
@@ -131,7 +131,7 @@ def _turned(scene: Scene, node: fx.Node) -> Turned | None:
 
 
 def _source(scene: Scene, node: Any, ops: tuple[str, ...] | None) -> fx.Node | None:
-    """What a node reads, if it is one of some ops, or rounds float32; and if nobody else reads that."""
+    """The input of a node that is one of ``ops``, or a cast, and the only user of that input."""
     read = call(node)
     if read is None or (read.op not in ops if ops is not None else cast_target(read) is None):
         return None
@@ -140,7 +140,7 @@ def _source(scene: Scene, node: Any, ops: tuple[str, ...] | None) -> fx.Node | N
 
 
 def _bare(scene: Scene, node: Any) -> tuple[fx.Node, tuple[fx.Node, ...]] | None:
-    """What was widened, split into pairs of neighbors and read as complex numbers."""
+    """The tensor that was widened, split into pairs and viewed as complex."""
     if not isinstance(node, fx.Node) or node.target is not torch.view_as_complex or len(node.users) != 1:
         return None
     pairs = node.args[0]

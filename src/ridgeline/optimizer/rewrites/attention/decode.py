@@ -1,4 +1,4 @@
-"""Attention of one new token over a cache becomes the kernel that shares the keys out and reads no hidden ones."""
+"""Rewrites attention of one new token over a cache to our kernel, which splits the keys and skips hidden ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewri
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An attention call with one query position; a mask of keys is [batch, keys], lengths stand for one."""
+    """An attention call with one query position; a key mask is [batch, keys], and ``lengths`` replace one."""
 
     query: Any
     key: Any
@@ -42,9 +42,9 @@ def attended(
     is_key_mask: bool,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """Our kernel; a mask of keys is given the dims of heads and queries.
+    """Our kernel; a key mask gets the dims of heads and queries.
 
-    While a graph is recorded it gets ready before the kernel ahead of it has ended, and reads nothing until then.
+    During a capture it is launched with programmatic dependent launch: its prologue overlaps the kernel before it.
     """
     mask = mask[:, None, None, :] if is_key_mask and mask is not None else mask
     with overlapped(recording()):
@@ -52,9 +52,9 @@ def attended(
 
 
 def num_seen(last: Tensor, more: int, keys: int) -> Tensor:
-    """How many of the keys each sequence sees, in memory of its own: what it was made of may move on.
+    """The number of keys that each sequence sees, as a new tensor, because the source may change.
 
-    Kernels count in 32 bits, so a number far beyond the keys, or before them, is brought near.
+    Kernels count in 32 bits, so the number is clamped to the keys.
     """
     return last.reshape(-1).clamp(-1, keys) + more
 
@@ -77,7 +77,7 @@ def decoding(scene: Scene) -> list[Match]:
 
 
 def _read(scene: Scene, node: fx.Node) -> Found | None:
-    """The call, if its query has one position and every key may be seen."""
+    """An attention call whose query has one position."""
     found = _plain(node) or _ours(node)
     shape = None if found is None else scene.shape(found.query)
     keys = None if found is None else scene.shape(found.key)
@@ -91,9 +91,9 @@ def _read(scene: Scene, node: fx.Node) -> Found | None:
 
 
 def _lengths(scene: Scene, found: Found, batch: int, keys: int) -> fx.Node | None:
-    """Lengths that hide what a mask hides, if it shows the keys up to a number: those behind are not even read.
+    """Lengths equivalent to a mask that shows keys up to a number; keys beyond it are not read.
 
-    So do static caches mask the places that are not filled yet. One node serves all layers that share the mask.
+    Static caches mask their unwritten slots so. One node serves all layers with the same mask.
     """
     if not isinstance(found.mask, fx.Node):
         return None
@@ -119,7 +119,7 @@ def _lengths_of(scene: Scene, mask: fx.Node, batch: int, keys: int) -> fx.Node |
 
 
 def _limit(scene: Scene, known: Constants, node: fx.Node, batch: int, keys: int) -> tuple[fx.Node, int] | None:
-    """(number, 1) of ``arange(keys) <= number`` and (number, 0) of ``arange(keys) < number``, one a sequence or all."""
+    """(number, 1) of ``arange(keys) <= number``, (number, 0) of ``arange(keys) < number``; per sequence or for all."""
     read = call(node)
     if read is None or read.op not in ("le", "lt", "ge", "gt"):
         return None
@@ -137,7 +137,7 @@ def _limit(scene: Scene, known: Constants, node: fx.Node, batch: int, keys: int)
 
 
 def _plain(node: fx.Node) -> Found | None:
-    """PyTorch's function, or the one that asks cuDNN first. A causal mask over one row hides all keys but one."""
+    """PyTorch's function, or the one that prefers cuDNN. A causal mask over one row would hide all keys but one."""
     if node.target is cudnn_first:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
         given = dict(zip(names, node.args, strict=False)) | node.kwargs
@@ -151,7 +151,7 @@ def _plain(node: fx.Node) -> Found | None:
 
 
 def _ours(node: fx.Node) -> Found | None:
-    """Our own attention, put in by an earlier rewrite."""
+    """Our attention, inserted by an earlier rewrite."""
     if node.target is not ridgeline_attention or len(node.args) != 3:
         return None
     given = {name: value for name, value in node.kwargs.items() if value not in (None, False)}

@@ -1,4 +1,4 @@
-"""Attention in its spellings: written out, with masks that hide causality, with repeated keys; and who computes it."""
+"""Rewrites attention written as matmul, softmax and matmul to one call, with its masks, scales and sinks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """softmax(q · kᵀ · scale + mask) · v, found written out."""
+    """softmax(q · kᵀ · scale + mask) · v, found as separate ops."""
 
     query: fx.Node
     key: fx.Node
@@ -40,12 +40,12 @@ class Spelled:
     mask: Any
     out: fx.Node
     inside: tuple[fx.Node, ...]
-    is_turned: bool = False  # value and result lie turned: v · weightsᵀ, positions last
+    is_turned: bool = False  # value and result are transposed: v · weightsᵀ, positions last
 
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """What is added to scores, and which of them are hidden then."""
+    """A bias added to scores, and a mask applied after it."""
 
     added: fx.Node
     hidden: tuple[fx.Node, bool, float]
@@ -53,7 +53,7 @@ class Joint:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What is added to scores while rows and keys are folded into the sides of an image."""
+    """Biases added to scores while rows and keys are reshaped to the sides of an image."""
 
     parts: tuple[fx.Node, ...]
     folded: tuple[int, ...]
@@ -62,12 +62,12 @@ class Folded:
 
 @dataclass(slots=True)
 class Scores:
-    """What was done to scores between the product and the softmax, read backwards."""
+    """The ops between the first matmul and the softmax, read backwards."""
 
     scale: float
     softcap: float
     added: fx.Node | Folded | None
-    hidden: tuple[fx.Node, bool, float] | None  # a boolean, whether it hides where true, and the score put in
+    hidden: tuple[fx.Node, bool, float] | None  # a boolean, whether it hides where true, and the filled-in score
     product: Call
     inside: tuple[fx.Node, ...]
 
@@ -104,12 +104,12 @@ def special_attention(scene: Scene) -> list[Match]:
 
 
 def _is_special(read: Spelled) -> bool:
-    """Whether scores are capped, or a share of every row goes to sinks: what PyTorch's function does not know."""
+    """Whether scores are capped or there are sinks, which PyTorch's function does not support."""
     return bool(read.softcap) or read.sinks is not None
 
 
 def _special(scene: Scene, read: Spelled) -> Match | None:
-    """Replace special attention by our kernel, if the mask is one it knows."""
+    """Replace attention with capped scores or sinks by our kernel, if it supports the mask."""
     turned = read.key_is_turned or read.is_turned
     if not {"softcap", "sinks"} <= kernel_arguments() or len(scene.shape(read.query) or ()) != 4 or turned:
         return None
@@ -143,7 +143,7 @@ def _special(scene: Scene, read: Spelled) -> Match | None:
 
 
 def _known_pattern(scene: Scene, read: Spelled) -> tuple[Pattern | None, tuple[fx.Node, ...]]:
-    """The constant pattern that was added to scores, and the buffers it came from."""
+    """The constant mask pattern added to scores, and the buffers it was read from."""
     if read.mask is None:
         return Pattern(causal=False), ()
     if not isinstance(read.mask, fx.Node):
@@ -155,7 +155,7 @@ def _known_pattern(scene: Scene, read: Spelled) -> tuple[Pattern | None, tuple[f
 
 
 def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
-    """An attention whose last product this node is."""
+    """Read the attention whose last matmul this node is."""
     product = _product(node)
     if product is None or not isinstance(product["other"], fx.Node):
         return None
@@ -187,8 +187,8 @@ def _product(node: Any) -> Call | None:
 
 
 def _turned_weights(scene: Scene, node: fx.Node) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
-    """The same of weights that are turned before values are multiplied by them, as code does that keeps channels before
-    positions: v · weightsᵀ (diffusion's first networks, attention in adversarial and non-local ones)."""
+    """The weights, transposed before the matmul with the values: v · weightsᵀ, in code that keeps channels before
+    positions (early diffusion networks, non-local attention)."""
     inner, turned, step = _untransposed(scene, node)
     if turned or len(node.users) != 1:
         return None, (), None
@@ -197,7 +197,7 @@ def _turned_weights(scene: Scene, node: fx.Node) -> tuple[fx.Node | None, tuple[
 
 
 def _weights(scene: Scene, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
-    """(scores, nodes, sinks) under a softmax over the last dim, past a cast, dropout that is off and dropped sinks."""
+    """(scores, nodes, sinks) of a softmax over the last dim, through casts, disabled dropout and dropped sinks."""
     nothing: tuple[None, tuple[fx.Node, ...], None] = (None, (), None)
     inside: list[fx.Node] = []
     dropped = False
@@ -225,7 +225,7 @@ def _weights(scene: Scene, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ..
 
 
 def _before_sinks(scene: Scene, node: Any) -> tuple[fx.Node, fx.Node, tuple[fx.Node, ...]] | None:
-    """(scores, sinks, nodes) of scores with one more column, the sink of each head, less their largest or not."""
+    """(scores, sinks, nodes) of scores with one more column, the sink of each head, minus their maximum or not."""
     inside: list[fx.Node] = []
     read = call(node)
     if read is not None and read.op == "sub" and _is_row_maximum(read["other"], read["input"]):
@@ -246,7 +246,7 @@ def _before_sinks(scene: Scene, node: Any) -> tuple[fx.Node, fx.Node, tuple[fx.N
 
 
 def _is_row_maximum(node: Any, of: Any) -> bool:
-    """Whether a node is the largest of each row of another: softmax does not notice it taken away."""
+    """Whether a node is the maximum of each row of another, whose subtraction does not change a softmax."""
     read = call(node)
     if read is not None and read.op == "getitem" and read["index"] == 0:
         read = call(read["input"])
@@ -256,9 +256,9 @@ def _is_row_maximum(node: Any, of: Any) -> bool:
 
 
 def _scores(scene: Scene, node: fx.Node) -> Scores | None:
-    """Follow scores back to their product: casts, scales, a bias and a mask behind it.
+    """Follow scores back to their matmul: casts, scales, a bias and a mask after it.
 
-    A scale after the mask would scale the mask: only where that is known to be a pattern before and after it.
+    A scale after the mask scales the mask too: allowed only if it is a pattern before and after.
     """
     scale, softcap, hidden = 1.0, 0.0, None
     added: fx.Node | Folded | None = None
@@ -276,7 +276,7 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
             softcap, scale, node, steps = cap
             inside += steps
         elif (factor := _factor(read)) is not None:
-            # read backwards: everything met before this point was done to the scaled scores
+            # backwards: everything met so far was done to the scaled scores
             scale, node = scale * factor[0], factor[1]
         elif added is None and not softcap and (step := _masking(scene, read)) is not None:
             if step[2] is not None and hidden is not None:
@@ -292,8 +292,8 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
 
 
 def _folded(scene: Scene, read: Call) -> tuple[fx.Node, Folded, list[fx.Node]] | None:
-    """(scores, what is added, nodes) where scores are folded to the sides of an image for a sum, and back: positions
-    that are relative by rows and columns (segmenting anything, as it was published)."""
+    """(scores, biases, nodes) of scores reshaped to the sides of an image for a sum, and back: relative positions by
+    rows and columns (Segment Anything)."""
     sizes, folded = scene.shape(read.node), scene.shape(read.given.get("input"))
     if read.op not in ("view", "reshape") or sizes is None or folded is None or len(folded) <= len(sizes):
         return None
@@ -318,12 +318,12 @@ def _folded(scene: Scene, read: Call) -> tuple[fx.Node, Folded, list[fx.Node]] |
 
 
 def unfolded(folded: Sequence[int], sizes: Sequence[int], *parts: Tensor) -> Tensor:
-    """What was added to scores on the sides of an image, added up, as a bias of rows and keys."""
+    """The sum of the biases on the sides of an image, reshaped to rows and keys."""
     return sum(parts[1:], parts[0]).expand(folded).reshape(sizes)
 
 
 def _hides_scaled(scene: Scene, added: fx.Node | None, scale: float, scores: fx.Node) -> bool:
-    """Whether what is added is a constant that leaves every row something, and hides the rest scaled too (CodeGen)."""
+    """Whether the bias is a constant that leaves every row a key, and hides the others after scaling too (CodeGen)."""
     sizes = scene.shape(scores)
     if added is None or sizes is None or not 0 < scale < float("inf"):
         return False
@@ -336,7 +336,7 @@ def _hides_scaled(scene: Scene, added: fx.Node | None, scale: float, scores: fx.
 
 
 def _asks_about(user: fx.Node, node: fx.Node) -> bool:
-    """Whether a node reads of another how large it is, or of what type, and nothing else."""
+    """Whether a node reads only the shape or dtype of another."""
     read = call(user)
     if read is None or read.op in ("full_like", "ones_like", "zeros_like"):
         return read is not None
@@ -357,7 +357,7 @@ def _cap(read: Call) -> tuple[float, float, fx.Node, list[fx.Node]] | None:
 
 
 def _factor(read: Call) -> tuple[float, fx.Node] | None:
-    """(number, node) of a product with a number or a quotient by one."""
+    """(number, node) of a multiplication or division by a number."""
     if read.op == "div" and not read.given.get("rounding_mode"):
         number = _number(read["other"])
         return (1.0 / number, read["input"]) if number and isinstance(read["input"], fx.Node) else None
@@ -371,7 +371,7 @@ def _factor(read: Call) -> tuple[float, fx.Node] | None:
 
 
 def _masking(scene: Scene, read: Call) -> tuple[fx.Node, fx.Node | None, Any] | None:
-    """(scores, what is added, what is hidden) of a step that masks scores."""
+    """(scores, bias, mask) of an op that masks scores."""
     if read.op == "add" and read.given.get("alpha") in (None, 1):
         return _added(read)
     if read.op == "masked_fill" and isinstance(read["input"], fx.Node):
@@ -386,7 +386,7 @@ def _masking(scene: Scene, read: Call) -> tuple[fx.Node, fx.Node | None, Any] | 
 
 
 def _added(read: Call) -> tuple[fx.Node, fx.Node | None, Any] | None:
-    """Which side of a sum the scores are: the one that a product leads to."""
+    """Which operand of a sum the scores are: the one that leads to a matmul."""
     for scores, mask in ((read["input"], read["other"]), (read["other"], read["input"])):
         if isinstance(scores, fx.Node) and isinstance(mask, fx.Node) and _leads_to_product(scores):
             return scores, mask, None
@@ -406,7 +406,7 @@ def _leads_to_product(node: Any, depth: int = 6) -> bool:
 
 
 def _filled(scene: Scene, value: Any) -> float | None:
-    """The number put in place of hidden scores, if it hides them."""
+    """The value of hidden scores, if it hides them."""
     number = _number(value)
     if number is None and isinstance(value, fx.Node):
         number = _everywhere(value)
@@ -417,7 +417,7 @@ def _filled(scene: Scene, value: Any) -> float | None:
 
 
 def _everywhere(node: fx.Node) -> float | None:
-    """The number that a tensor of another's sizes is filled with."""
+    """The fill value of a ``full_like`` or ``ones_like``, through scales."""
     read = call(node)
     if read is None or read.op in ("full_like", "ones_like"):
         return None if read is None else 1.0 if read.op == "ones_like" else _number(read.given.get("fill_value"))
@@ -427,14 +427,14 @@ def _everywhere(node: fx.Node) -> float | None:
 
 
 def _scaled(node: fx.Node) -> tuple[fx.Node, float, tuple[fx.Node, ...]]:
-    """A node and the number it was multiplied with before."""
+    """A node before it was scaled, and the factor."""
     read = call(node)
     factor = None if read is None or len(node.users) != 1 else _factor(read)
     return (node, 1.0, ()) if factor is None else (factor[1], factor[0], (node,))
 
 
 def _untransposed(scene: Scene, node: fx.Node) -> tuple[fx.Node, bool, tuple[fx.Node, ...]]:
-    """(key, False) where a node is a key with its last dims turned; (node, True) where it lies turned by itself."""
+    """(key, False) if a node is a transposed key; (node, True) if it is stored transposed."""
     read = call(node)
     num = len(scene.shape(node) or ())
     if read is not None and isinstance(read.given.get("input"), fx.Node) and num >= 3:
@@ -451,7 +451,7 @@ def _number(value: Any) -> float | None:
 
 
 def _called(scene: Scene, read: Spelled) -> Match | None:
-    """Replace what was written out by PyTorch's function."""
+    """Replace the ops by PyTorch's function."""
     read = _narrowed(scene, read)
     shapes = [scene.shape(node) for node in (read.query, read.key, read.value)]
     if any(shape is None or len(shape) not in (3, 4) for shape in shapes) or len({len(s) for s in shapes if s}) != 1:
@@ -480,9 +480,9 @@ def _called(scene: Scene, read: Spelled) -> Match | None:
 
 
 def _narrowed(scene: Scene, read: Spelled) -> Spelled:
-    """The same over queries and keys as they were before both were cast to float32, where values were not (GPT-J).
+    """Queries and keys before both were cast to float32 while values were not (GPT-J).
 
-    Products of 16-bit numbers are exact in float32, in which the function keeps scores.
+    Products of 16-bit numbers are exact in float32, in which the fused kernels keep scores.
     """
     like = scene.dtype(read.value)
     casts = [call(node) for node in (read.query, read.key)]
@@ -496,12 +496,12 @@ def _narrowed(scene: Scene, read: Spelled) -> Spelled:
     return replace(read, query=query, key=key, inside=(*read.inside, read.query, read.key))
 
 
-# heads merged with the batch for products, and apart for the softmax (BLOOM) --------------------------------------
+# heads merged with the batch in the matmuls, and separate in the softmax (BLOOM) -----------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """softmax(q · kᵀ · scale + bias · beta + mask) · v of tensors whose heads are merged with the batch."""
+    """softmax(q · kᵀ · scale + bias · beta + mask) · v of tensors with heads merged into the batch."""
 
     leaves: tuple[fx.Node, fx.Node, fx.Node]
     scale: float
@@ -537,7 +537,7 @@ def _merged(scene: Scene, node: fx.Node) -> Merged | None:
 
 
 def _viewed(scene: Scene, node: Any, before: int, after: int) -> fx.Node | None:
-    """What a node is a view of, where that only merges the first two of four dims, or takes them apart."""
+    """The input of a view that only merges or splits the first two of four dims."""
     read = call(node)
     inner = None if read is None or read.op not in ("view", "reshape") or len(node.users) != 1 else read["input"]
     a, b = scene.shape(inner), scene.shape(node)
@@ -548,9 +548,9 @@ def _viewed(scene: Scene, node: Any, before: int, after: int) -> fx.Node | None:
 
 
 def _fits(scene: Scene, read: Merged) -> bool:
-    """Whether sizes and types are those of attention, and what is added can be added up before.
+    """Whether shapes and dtypes are those of attention, and bias and mask may be added up first.
 
-    The sum of a bias and the smallest number of float16 may leave that type's range: then rows without keys differ.
+    In float16 the sum of a bias and the lowest number may overflow, which changes rows without keys.
     """
     batch, heads, rows, keys = read.sizes
     given = (*read.leaves, read.bias, *(() if read.mask is None else (read.mask,)))
@@ -567,7 +567,7 @@ def _fits(scene: Scene, read: Merged) -> bool:
 
 
 def _called_apart(scene: Scene, read: Merged) -> Match | None:
-    """PyTorch's function over heads apart from the batch; what is added is made once for all layers."""
+    """PyTorch's function on tensors with heads split from the batch; the bias is computed once for all layers."""
     key = ("merged bias", read.bias, read.beta, read.mask, read.sizes)
     known = scene.notes.get(key)
     shared = (known,) if known is not None and not known._erased else ()
@@ -595,7 +595,7 @@ def _called_apart(scene: Scene, read: Merged) -> Match | None:
 
 
 def _apart(scene: Scene, node: fx.Node, read: Merged) -> fx.Node:
-    """A tensor with its heads apart from the batch: as it was before they were merged, if so."""
+    """A tensor with heads split from the batch, or as it was before they were merged."""
     sizes = (*read.sizes[:2], *(scene.shape(node) or ())[1:])
     inner = call(node)
     if inner is not None and inner.op in ("view", "reshape") and scene.shape(inner["input"]) == sizes:
@@ -605,15 +605,14 @@ def _apart(scene: Scene, node: fx.Node, read: Merged) -> fx.Node:
 
 
 def added_up(bias: Tensor, beta: float, mask: Tensor | None, sizes: Sequence[int]) -> Tensor:
-    """What is added to scores of these sizes: a bias whose heads are merged with the batch, and a mask."""
+    """The sum of a bias with heads merged into the batch, and a mask."""
     apart = (bias if beta == 1 else bias * beta).reshape(*sizes[:2], -1, sizes[3])
     return lifted(apart if mask is None else apart + mask)
 
 
 LOWEST = -1e30
-"""What is lower and finite is added to scores as this. Kernels count in powers of two, in which the lowest number of a
-type is infinite: a row without keys is the mean of all values where attention is written out, and was zero there (torch
-2.11, H200)."""
+"""Lower finite values are raised to this. Kernels scale scores to base 2, which makes the lowest number of a dtype
+infinite: a row without keys is the mean of all values in eager code, and was zero there (torch 2.11, H200)."""
 
 
 def lifted(added: Tensor) -> Tensor:
@@ -623,7 +622,7 @@ def lifted(added: Tensor) -> Tensor:
 
 
 def _lifted(scene: Scene, mask: fx.Node, at: fx.Node) -> fx.Node:
-    """A mask as kernels can take it, made once for all layers; a constant that leaves every row something stays."""
+    """A mask for fused kernels, computed once for all layers; a constant that leaves every row a key is unchanged."""
     constant = Constants(scene).of(mask)
     if constant is not None and not bool((constant <= LOWEST).all(-1).any()):
         return mask
@@ -652,7 +651,7 @@ def _emit_call(scene: Scene, read: Spelled, mask: fx.Node | None, causal: bool) 
 
 
 def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] | None:
-    """(mask, is_causal) of PyTorch's function for what was done to the scores; None where there is no such."""
+    """(mask, is_causal) for PyTorch's function; None if the mask is not supported."""
     if read.mask is None:
         return None, False
     rows, keys = _lengths(scene, read)
@@ -681,7 +680,7 @@ def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] |
 
 
 def _hidden_bias(scene: Scene, read: Spelled, mask: Joint) -> tuple[fx.Node, bool] | None:
-    """A bias with what hides scores put in, as one mask to add."""
+    """A bias with hidden scores filled in, as one additive mask."""
     condition, hides, number = mask.hidden
     like, value = scene.dtype(read.query), scene.tensor(mask.added)
     known = value is not None and value.dtype == like and scene.dtype(condition) is torch.bool
@@ -696,7 +695,7 @@ def hiding_of(added: Tensor, condition: Tensor, hides: bool, number: float) -> T
 
 
 def hiding(condition: Tensor, hides: bool, number: float, dtype: torch.dtype) -> Tensor:
-    """What to add to scores to hide them: a finite number, so that rows without keys stay finite."""
+    """An additive mask with a finite number, so that rows without keys stay finite."""
     zero = torch.zeros((), dtype=dtype, device=condition.device)
     return torch.where(condition, number, zero) if hides else torch.where(condition, zero, number)
 
@@ -715,7 +714,7 @@ def _additive(scene: Scene, read: Spelled, rows: int, keys: int) -> tuple[fx.Nod
 def _constant_pattern(
     scene: Scene, node: fx.Node, kind: str, rows: int, keys: int
 ) -> tuple[Pattern, tuple[fx.Node, ...]] | None:
-    """The plain pattern that a constant mask is, and the buffers it was read from; worked out once for all layers."""
+    """The pattern of a constant mask and the buffers it was read from, computed once for all layers."""
     key = ("pattern", node, kind, rows, keys)
     if key not in scene.notes:
         known = Constants(scene)
@@ -734,6 +733,3 @@ def _constant_pattern(
 def _lengths(scene: Scene, read: Spelled) -> tuple[int, int]:
     q, k = scene.shape(read.query), scene.shape(read.key)
     return q[-2], k[-1] if read.key_is_turned else k[-2]  # type: ignore[index]
-
-
-# calls of PyTorch's function ------------------------------------------------------------------------------------

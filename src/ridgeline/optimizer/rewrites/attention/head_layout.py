@@ -1,4 +1,4 @@
-"""What is handed to fused attention: heads where they lie, not copies of them; scalings that attention does itself."""
+"""Passes strided heads and unscaled queries to fused attention, which needs neither copies nor a separate scaling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewri
 _SIDES = ("query", "key", "value")
 _NARROW = (torch.bfloat16, torch.float16)
 ALIGNED = 8
-"""16-bit numbers of 16 bytes: what fused kernels want rows to begin at."""
+"""16-bit elements in 16 bytes: the row alignment that fused kernels need."""
 
 
 @rewrite(
@@ -62,7 +62,7 @@ def _read_in_place(scene: Scene, read: Call) -> Match | None:
 
 
 def _before_copy(scene: Scene, node: Any) -> fx.Node | None:
-    """What a node copies to lay it dense, where attention can read it as it lies."""
+    """The tensor before a contiguous copy, if attention can read its strides."""
     read = call(node)
     if read is None or read.op != "contiguous" or read.get("memory_format", torch.contiguous_format) is not (
         torch.contiguous_format
@@ -75,7 +75,7 @@ def _before_copy(scene: Scene, node: Any) -> fx.Node | None:
 
 
 def _scaled(scene: Scene, query: Any) -> tuple[float, fx.Node | None, list[fx.Node]]:
-    """(factor, rows, steps) of queries that are rows times a number behind views that nobody else reads."""
+    """(factor, rows, nodes) of queries that are scaled rows, through views without other users."""
     steps: list[fx.Node] = []
     node = query
     while (read := call(node)) is not None and read.op in ("view", "reshape", "transpose") and len(node.users) == 1:
@@ -93,7 +93,7 @@ def _scaled(scene: Scene, query: Any) -> tuple[float, fx.Node | None, list[fx.No
 
 
 def _again(scene: Scene, before: fx.Node, rows: fx.Node, steps: list[fx.Node]) -> fx.Node:
-    """The views of the scaled rows, of the rows themselves."""
+    """The same views of the unscaled rows."""
     made = rows
     for step in steps[1:]:
         read = call(step)

@@ -1,4 +1,4 @@
-"""Small work around caches of keys and values: two writes become one, places are read where they are counted."""
+"""Joins the small ops around key-value caches: two writes become one, positions are read in place."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewri
 
 ROPE_APPENDED = torch.ops.ridgeline_kernels.rope_append.default
 APPENDED = torch.ops.ridgeline_kernels.cache_append.default
-"""The registered op: its schema says what it writes."""
+"""The registered op, whose schema says what it writes."""
 
 
 def copied_place(length: Tensor) -> Tensor:
-    """What ``arange(1) + length`` is."""
+    """The value of ``arange(1) + length``, copied."""
     return length.clone().reshape(1)
 
 
 def read_place(length: Tensor) -> Tensor:
-    """The same, where it lies: for readers that come before the next count."""
+    """The same as a view, for readers before the next increment."""
     return length.view(1)
 
 
@@ -53,7 +53,7 @@ def cache_append(scene: Scene) -> list[Match]:
 
 
 def _turned_into_place(scene: Scene, node: fx.Node) -> Match | None:
-    """Keys that are turned for nothing but the cache are turned on the way there, and the queries with them."""
+    """Rotate keys while they are written to the cache, and queries with them, if the keys have no other user."""
     if node.target is not APPENDED or not isinstance(node.args[3], fx.Node):
         return None
     keys, values, index, k, v = node.args
@@ -75,13 +75,13 @@ def _turned_into_place(scene: Scene, node: fx.Node) -> Match | None:
     del new.meta["ridgeline"]  # it writes
     outs[0].replace_all_uses_with(new)
     scene.erase_writer(node)
-    for gone in (*outs, k):  # and with the last of them what made them
+    for gone in (*outs, k):  # the last one also erases their source
         scene.discard(gone)  # type: ignore[arg-type]
     return scene.match(new, f"turned into a cache {tuple(scene.shape(keys) or ())}")
 
 
 def _counted_together(scene: Scene) -> list[Match]:
-    """Counts that nobody looks at before the graph ends are made there, those of one kind in one launch."""
+    """Move increments that nothing reads afterwards to the end of the graph, those of one kind into one launch."""
     counts = [node for node in scene.writers() if _is_count(scene, node)]
     last = _last_touched(scene) if counts else {}
     groups: dict[Any, list[fx.Node]] = {}
@@ -96,7 +96,7 @@ def _counted_together(scene: Scene) -> list[Match]:
 def _deferred(scene: Scene, counts: Sequence[fx.Node]) -> Match:
     (end,) = scene.graph.find_nodes(op="output")
     new = scene.emit(end, torch._foreach_add_, [node.args[0] for node in counts], counts[0].args[1])
-    del new.meta["ridgeline"]  # it writes: nobody uses what it returns, and it stays
+    del new.meta["ridgeline"]  # it writes, and must stay although nothing uses its result
     match = scene.match(counts[0], f"{len(counts)} lengths counted at once")
     for node in counts:
         scene.erase_writer(node)
@@ -104,7 +104,7 @@ def _deferred(scene: Scene, counts: Sequence[fx.Node]) -> Match:
 
 
 def _is_count(scene: Scene, node: fx.Node) -> bool:
-    """``length.add_(number)`` of an integer that the graph is given, whose result nobody takes."""
+    """``length.add_(number)`` of an integer input, whose result is unused."""
     if node.op != "call_method" or node.target != "add_" or node.users or len(node.args) != 2 or node.kwargs:
         return False
     length, number = node.args
@@ -114,9 +114,9 @@ def _is_count(scene: Scene, node: fx.Node) -> bool:
 
 
 def _last_touched(scene: Scene) -> dict[int, int]:
-    """Where in the graph each memory is read or written last; what might touch any counts as touching ``ANYWHERE``.
+    """The last node that reads or writes each storage; nodes that may touch any storage count as ``ANYWHERE``.
 
-    What a graph returns is read when it has ended, so a tensor may be returned; a view of one may not.
+    Outputs are read after the graph has ended, so a tensor may be returned, but not a view of one.
     """
     last: dict[int, int] = {}
     given = set(scene.graph.find_nodes(op="placeholder"))
@@ -129,7 +129,7 @@ def _last_touched(scene: Scene) -> dict[int, int]:
 
 
 def _read_in_place(scene: Scene) -> list[Match]:
-    """Places that were copied are read where they lie, if what is written there is written after the last reader."""
+    """Read copied positions in place, if they are written only after the last reader."""
     found = []
     for node in scene.nodes:
         if node.target is copied_place and _stays(scene, node):
@@ -141,7 +141,7 @@ def _read_in_place(scene: Scene) -> list[Match]:
 
 
 def _stays(scene: Scene, place: fx.Node) -> bool:
-    """Whether a place is what it was until its last reader, views of it included, and no reader writes or keeps it."""
+    """Whether a position is unchanged until its last reader, views included, and no reader writes or keeps it."""
     memory = scene.memory(place) | scene.memory(place.args[0])
     readers = _readers(scene, place)
     if not readers or any(user.op == "output" for user in readers):
@@ -179,14 +179,14 @@ def _place(scene: Scene, node: fx.Node) -> Match | None:
 
 
 def _is_zero(node: Any) -> bool:
-    """``torch.arange(1)``: one element, and it is 0."""
+    """``torch.arange(1)``: one element, which is 0."""
     if not isinstance(node, fx.Node) or node.target is not torch.arange:
         return False
     return node.args in ((1,), (0, 1)) and set(node.kwargs) <= {"device", "dtype"}
 
 
 def _is_write(scene: Scene, node: fx.Node) -> bool:
-    """``cache.index_copy_(2, places, new)`` whose result nobody takes."""
+    """``cache.index_copy_(2, positions, new)`` whose result is unused."""
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
     if name != "index_copy_" or node.users or len(node.args) != 4 or node.kwargs or node.args[1] not in (2, -2):
         return False
@@ -194,7 +194,7 @@ def _is_write(scene: Scene, node: fx.Node) -> bool:
 
 
 def _joined(scene: Scene, first: fx.Node, second: fx.Node) -> Match | None:
-    """One call in the place of the second, if nothing between them touches what the first writes or reads."""
+    """One op at the second write, if nothing between them touches what the first writes or reads."""
     keys, _, index, k = first.args
     values, _, other, v = second.args
     if index is not other or keys is values or not scene.unchanged((index, k, v), (first,), second):
@@ -204,7 +204,7 @@ def _joined(scene: Scene, first: fx.Node, second: fx.Node) -> Match | None:
     if refusal(*(scene.value(x) for x in (keys, values, index, k, v))) is not None:
         return None
     new = scene.emit(second, APPENDED, keys, values, index, k, v)
-    del new.meta["ridgeline"]  # it writes: nobody uses what it returns, and it stays
+    del new.meta["ridgeline"]  # it writes, and must stay although nothing uses its result
     scene.erase_writer(first)
     scene.erase_writer(second)
     return scene.match(new, f"cache {tuple(scene.shape(keys) or ())}")

@@ -1,4 +1,4 @@
-"""What a mask hides: masks are taken apart into what is constant, such as causality, and what depends on keys alone."""
+"""Analyzes attention masks: separates constant patterns, such as causality, from masks that depend on keys alone."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ridgeline.optimizer.rewrites.context import Scene, is_removable, is_written
 from ridgeline.optimizer.rewrites.op_names import call, cast_target
 
 MAX_ELEMENTS = {"cuda": 1 << 30, "cpu": 1 << 27}
-"""The largest constant worked out while compiling: a gigabyte of booleans on a GPU, an eighth of it on a host."""
+"""The largest constant computed at compile time: a gigabyte of booleans on a GPU, an eighth of it on a host."""
 BLOCKED = -1e4
-"""What people add to hide a key, or less: after softmax nothing is left of it in any type."""
+"""An additive mask with this value or less hides a key in any dtype."""
 _MAKERS = (torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.eye, torch.tril_indices,
            torch.triu_indices)  # fmt: skip
 _LIKES = ("new_ones", "new_zeros", "new_full", "new_tensor", "ones_like", "zeros_like", "full_like")
@@ -24,9 +24,9 @@ _LIKES = ("new_ones", "new_zeros", "new_full", "new_tensor", "ones_like", "zeros
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Which keys a row may see: all, those up to its own position plus ``shift``, or the last few of those.
+    """The keys that a row sees: all, those up to its own position plus ``shift``, or a window of those.
 
-    Where a window is not causal, ``behind`` keys after a row's own are seen too.
+    A window that is not causal includes ``behind`` keys after the row's own.
     """
 
     causal: bool
@@ -36,13 +36,13 @@ class Pattern:
 
     @property
     def sides(self) -> tuple[int, int] | None:
-        """Keys before and behind a row's own, as our kernel takes them; -1 is left to causality."""
+        """Keys before and after a row's own, as our kernel takes them; -1 leaves it to causality."""
         return None if self.window is None else (self.window - 1, self.behind)
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A mask taken apart: a pattern, and factors that depend on the batch and the key alone."""
+    """A mask as a constant pattern, and factors that depend on batch element and key alone."""
 
     pattern: Pattern
     keys: tuple[fx.Node, ...]
@@ -50,7 +50,7 @@ class Mask:
 
 
 def taken_apart(scene: Scene, node: fx.Node, rows: int, keys: int) -> Mask | None:
-    """The parts of a boolean mask (true: may be seen), or of a constant additive one; None for anything else."""
+    """The parts of a boolean mask (true: visible), or of a constant additive one; None for anything else."""
     key = ("mask", node, rows, keys)
     if key not in scene.notes:
         scene.notes[key] = _taken_apart(scene, node, rows, keys)
@@ -71,7 +71,7 @@ def _taken_apart(scene: Scene, node: fx.Node, rows: int, keys: int) -> Mask | No
 
 
 def allowed_by(additive: Tensor) -> Tensor | None:
-    """Where a constant that is added to scores leaves them alone; None if it does anything but that or hiding."""
+    """Where a constant additive mask is zero; None if its other values do not hide."""
     free, blocked = additive == 0, additive <= BLOCKED
     return free if bool((free | blocked).all()) else None
 
@@ -95,7 +95,7 @@ def _boolean(scene: Scene, node: fx.Node, rows: int, keys: int) -> Mask | None:
 
 
 def conjuncts(scene: Scene, node: fx.Node) -> list[fx.Node]:
-    """The booleans whose conjunction a node is, each of which broadcasts to its shape."""
+    """The factors of a conjunction, each of which broadcasts to its shape."""
     read = call(node)
     if read is None or scene.dtype(node) is not torch.bool:
         return [node]
@@ -112,8 +112,8 @@ def conjuncts(scene: Scene, node: fx.Node) -> list[fx.Node]:
 
 
 def _without_rows(scene: Scene, node: Any, depth: int = 8) -> fx.Node | None:
-    """A mask with one row, of one that says the same to all: made for every pair of them by a view, then turned around
-    or repeated for heads that are merged with the batch, as speech synthesizers and translators by hand have it."""
+    """A mask with one row, if all rows of the mask are equal: expanded by a view, then negated, or repeated for heads
+    that are merged into the batch (speech synthesis, hand-written translation models)."""
     shape, read = scene.shape(node), call(node)
     if shape is None or len(shape) < 2 or scene.dtype(node) is not torch.bool or depth == 0:
         return None
@@ -142,7 +142,7 @@ def _without_rows(scene: Scene, node: Any, depth: int = 8) -> fx.Node | None:
 
 
 def is_of_keys(scene: Scene, node: fx.Node, keys: int) -> bool:
-    """Whether a factor says the same to every head and row: [B, 1, 1, keys], or fewer leading dims."""
+    """Whether a factor is the same for every head and row: [B, 1, 1, keys], or fewer leading dims."""
     shape = scene.shape(node)
     if shape is None or not shape or len(shape) > 4 or shape[-1] != keys:
         return False
@@ -151,7 +151,7 @@ def is_of_keys(scene: Scene, node: fx.Node, keys: int) -> bool:
 
 
 def pattern_of(allowed: Tensor, rows: int, keys: int) -> Pattern | None:
-    """The pattern a constant boolean is, if it is one and the same for every batch element and head."""
+    """The pattern of a constant boolean, if it is equal for all batch elements and heads."""
     if allowed.dtype is not torch.bool or allowed.dim() > 4:
         return None
     while allowed.dim() > 2:
@@ -191,10 +191,10 @@ def _around(allowed: Tensor, distance: Tensor) -> Pattern | None:
 
 
 class Constants:
-    """Works out nodes that depend on no input: index ranges, filled tensors and what is computed from them.
+    """Evaluates nodes that depend on no input: index ranges, filled tensors and what is computed from them.
 
-    What anything in the graph writes to is no constant, whoever writes: its value depends on when it is asked for.
-    Buffers of the model count as constants; those used are remembered, so that a change of one can be noticed.
+    A tensor that the graph writes to is not constant. Buffers of the model count as constants; those that were read are
+    recorded, so that the graph can be guarded.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -205,7 +205,7 @@ class Constants:
         self.buffers: list[fx.Node] = []
 
     def of(self, node: Any) -> Tensor | None:
-        """The value of a tensor-valued node, or None where it depends on an input or is too large."""
+        """The value of a tensor-valued node, or None if it depends on an input or is too large."""
         try:
             with torch.no_grad():
                 found = self._value(node)
@@ -227,13 +227,13 @@ class Constants:
         if node.op == "placeholder":
             return self._buffer(node)
         if node.op not in ("call_function", "call_method") or is_written(self._scene, node):
-            raise _NotConstant  # what was made empty and filled with lengths later is none, as in speech encoders
+            raise _NotConstant  # for example made empty and filled with lengths later, as in speech encoders
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         if name in _LIKES:
             return self._like(node, str(name))
         read = call(node)
         if read is not None and read.op == "type_as" and (wanted := cast_target(read)) is not None:
-            return self._value(read["input"]).to(wanted)  # the type of another tensor, whatever is in it
+            return self._value(read["input"]).to(wanted)  # only the dtype of the other tensor matters
         if node.target not in _MAKERS and not is_removable(node) and node.target is not operator.getitem:
             raise _NotConstant
         args, kwargs = self._arguments(node)
@@ -249,7 +249,7 @@ class Constants:
         return args, kwargs
 
     def _like(self, node: fx.Node, name: str) -> Tensor:
-        """A filled tensor whose sizes and type come from another, whatever is in it."""
+        """A filled tensor with the shape and dtype of another."""
         meant = self._scene.tensor(node)
         if meant is None or name == "new_tensor":
             raise _NotConstant
@@ -272,7 +272,7 @@ class Constants:
 
 
 class _NotConstant(Exception):
-    """A node that depends on an input."""
+    """The node depends on an input."""
 
 
 def _num(shape: Sequence[int]) -> int:
@@ -283,7 +283,7 @@ def _num(shape: Sequence[int]) -> int:
 
 
 def watch(scene: Scene, buffers: Sequence[fx.Node]) -> None:
-    """Have the graph notice when a buffer whose values were relied on is written to or replaced."""
+    """Guard the graph against writes to buffers that it relied on."""
     for node in dict.fromkeys(buffers):
         index, real = scene.input_index(node), scene.real(node)
         if index is not None and real is not None:
@@ -291,7 +291,7 @@ def watch(scene: Scene, buffers: Sequence[fx.Node]) -> None:
 
 
 def unchanged_since(index: int, real: Tensor) -> Callable[[Sequence[Any]], bool]:
-    """A question to the graph's arguments: is this still the tensor, unwritten since now?"""
+    """A guard on the graph's arguments: the same memory, unwritten since now."""
     pointer, version = real.data_ptr(), real._version
 
     def holds(args: Sequence[Any]) -> bool:

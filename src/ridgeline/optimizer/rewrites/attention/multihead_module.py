@@ -1,8 +1,8 @@
-"""PyTorch's attention module and its encoder layer as what they consist of, for other rewrites and compilers to see.
+"""Rewrites ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` to the ops that they consist of.
 
 ``nn.MultiheadAttention`` returns its weights unless told not to: it then writes, normalizes and reads a number for
-every pair of positions, and averages them over heads. Taken apart, attention is one call that other rewrites know.
-``nn.TransformerEncoderLayer`` in evaluation is one call of PyTorch's that no compiler looks into.
+every pair of positions, and averages them over heads. Without weights attention is one call.
+``nn.TransformerEncoderLayer`` in evaluation is one op of PyTorch, which no compiler fuses.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _given(node: fx.Node) -> dict[str, Any] | None:
 
 
 def _is_plain(scene: Scene, given: dict[str, Any]) -> bool:
-    """No dropout, no rows of the module's own, and masks that both ways of attention answer alike."""
+    """No dropout, no bias rows of its own, and masks on which both implementations of attention agree."""
     if any(given[name] is not None for name in _UNUSED) or given["add_zero_attn"]:
         return False
     weights = [given[name] for name in (_WEIGHTS if given["use_separate_proj_weight"] else ("in_proj_weight",))]
@@ -82,10 +82,9 @@ def _is_plain(scene: Scene, given: dict[str, Any]) -> bool:
 
 
 def _masks_alike(scene: Scene, given: dict[str, Any]) -> bool:
-    """Whether masks mean the same to PyTorch's attention: it is what runs where no weights are asked for.
+    """Whether the result without weights, which is computed by fused attention, equals that with weights.
 
-    With weights a row that sees nothing is not a number, and without them zeros: only a mask whose every row is known
-    to see something means the same to both.
+    With weights a row without keys is NaN, and without them zero: every row must be known to see a key.
     """
     masks = [given[name] for name in ("attn_mask", "key_padding_mask") if given[name] is not None]
     if any(scene.dtype(mask) is not scene.dtype(given["query"]) for mask in masks):
@@ -103,7 +102,7 @@ def _masks_alike(scene: Scene, given: dict[str, Any]) -> bool:
 
 
 def _masked(scene: Scene, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
-    """The mask as PyTorch's attention takes it: what is added to scores, or causality."""
+    """The mask for PyTorch's attention: an additive one, or causality."""
     mask, keys = given["attn_mask"], given["key_padding_mask"]
     if given["is_causal"] and keys is None and not given["need_weights"]:
         return {"is_causal": True}
@@ -121,7 +120,7 @@ def _masked(scene: Scene, node: fx.Node, given: dict[str, Any]) -> dict[str, Any
 
 
 def _hidden_keys(scene: Scene, node: fx.Node) -> fx.Node | None:
-    """The booleans that the module made numbers of to add: nothing where false, minus infinity where true."""
+    """The boolean from which the module made an additive mask of zeros and minus infinity."""
     read = call(node)
     if read is None or read.op != "masked_fill" or read["value"] != float("-inf"):
         return None
@@ -143,7 +142,7 @@ def _taken_apart(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
 
 
 def _projected(scene: Scene, node: fx.Node, given: dict[str, Any]) -> list[fx.Node]:
-    """Queries, keys and values; by one product where they come from one tensor."""
+    """Queries, keys and values, by one GEMM if they are projections of one tensor."""
     x, weight, bias = [given[name] for name in _INPUTS], given["in_proj_weight"], given["in_proj_bias"]
     apart = given["use_separate_proj_weight"]
     if x[0] is x[1] is x[2] and not apart:
@@ -202,7 +201,7 @@ def _narrow(mask: Any) -> Any:
 
 
 def _shows_all(scene: Scene, given: dict[str, Any]) -> bool:
-    """Whether there is no mask, or one that is known and leaves every row something to see."""
+    """Whether there is no mask, or a constant one that leaves every row a key."""
     mask, sizes = given.get("mask"), scene.shape(given.get("src")) or (0, 0, 0)
     if mask is None:
         return True
@@ -216,16 +215,16 @@ def _shows_all(scene: Scene, given: dict[str, Any]) -> bool:
 
 
 PADDED_KEYS = 1
-"""What the layer calls a mask of padded keys; one of positions by positions is 0, and either with both dims 2."""
+"""The layer's number for a mask of padded keys; 0 is a mask of positions, 2 both."""
 
 
 def _seen(mask: Tensor) -> Tensor:
-    """Where a mask lets keys be seen: the layer hides whatever is not zero."""
+    """Where a mask shows keys: the layer hides nonzero elements."""
     return mask == 0
 
 
 def _layer(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
-    """Norms before attention and products, or behind their sums with what went in."""
+    """The layer with norms first, or after the residual sums."""
     x, first = given["src"], given["norm_first"]
     mixed = _mixed(scene, node, _normed(scene, node, x, given, 1) if first else x, given)
     x = scene.emit(node, torch.add, mixed, x)
@@ -239,7 +238,7 @@ def _layer(scene: Scene, node: fx.Node, given: dict[str, Any]) -> fx.Node:
 
 
 def _activated(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any]) -> fx.Node:
-    """On a GPU the layer computes GELU by tanh, whatever the module was told: it is the last step of a product."""
+    """On a GPU the layer computes GELU by tanh in a GEMM epilogue, whatever the module was configured with."""
     if not given["use_gelu"]:
         return scene.emit(node, torch.relu, x)
     src = scene.tensor(given["src"])
@@ -252,7 +251,7 @@ def _normed(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any], whic
 
 
 def _mixed(scene: Scene, node: fx.Node, x: fx.Node, given: dict[str, Any]) -> fx.Node:
-    """Attention of [B, L, E] with itself."""
+    """Self-attention of [B, L, E]."""
     emit, heads, width = scene.emit, given["num_heads"], given["embed_dim"]
     parts = []
     for part in _thirds(scene, node, emit(node, F.linear, x, given["qkv_weight"], given["qkv_bias"]), -1):

@@ -1,7 +1,7 @@
-"""Queries and keys normalized head by head and then turned (Qwen 3, Gemma 3): both steps as one kernel.
+"""Fuses the RMSNorm of query and key heads with the rotary embedding after it (Qwen 3, Gemma 3).
 
-Written out they are a norm over rows of 128 elements and a rotary embedding that reads its rows twice; a compiler makes
-two or three kernels of it, ours is one pass.
+As separate ops they are a norm over rows of 128 elements and a rotary embedding that reads its rows twice; a compiler
+makes two or three kernels of them, ours is one pass.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _normed(scene: Scene, node: fx.Node) -> Normed | None:
 
 
 def _before(scene: Scene, turn: Turned, norms: dict[fx.Node, Normed]) -> Normed | None:
-    """The norm whose result is turned, heads and places exchanged or not, and read by nothing else."""
+    """The norm before a rotary embedding, possibly transposed in between, without other users."""
     node = turn.x
     if any(user not in turn.inside and not _reads_part(scene, user, turn) for user in node.users):
         return None
@@ -74,7 +74,7 @@ def _before(scene: Scene, turn: Turned, norms: dict[fx.Node, Normed]) -> Normed 
 
 
 def _reads_part(scene: Scene, user: fx.Node, turn: Turned) -> bool:
-    """Whether a node is one of the halves, which only what is turned reads."""
+    """Whether a node is one of the halves that only the rotation reads."""
     seen = [user]
     while seen:
         at = seen.pop()
@@ -115,5 +115,5 @@ def _put(scene: Scene, q: tuple[Turned, Normed], k: tuple[Turned, Normed]) -> Ma
 
 
 def _laid(scene: Scene, at: fx.Node, turn: Turned, norm: Normed) -> fx.Node:
-    """What is normalized, as it is turned: heads before places where they were exchanged behind the norm."""
+    """The norm's input in the layout of the rotation: heads before positions."""
     return norm.x if turn.x is norm.out else scene.emit(at, torch.transpose, norm.x, 1, 2)

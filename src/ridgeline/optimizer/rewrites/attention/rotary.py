@@ -1,4 +1,4 @@
-"""Rotary embedding in its spellings: halves or neighbors turned, queries and keys by the same table."""
+"""Recognizes rotary embeddings: halves or pairs rotated, queries and keys by the same table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Wo
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """x · cos + turn(x) · sin, found in a graph; the table as it stands before it is repeated and given a heads dim."""
+    """x · cos + rotate(x) · sin; the table before it is repeated and unsqueezed for heads."""
 
     x: fx.Node
     cos: fx.Node
@@ -59,7 +59,7 @@ def rotary(scene: Scene) -> list[Match]:
 
 
 def _paired(scene: Scene, q: Turned, k: Turned) -> Match | None:
-    """One call for two tensors turned by one table; placed at the second, so nobody may use the first before it."""
+    """Rotate two tensors by one kernel, placed at the second: nothing may use the first before it."""
     if any(scene.position(user) < scene.position(k.out) for user in q.out.users):
         return None
     leaves = (q.x, k.x, *k.table)
@@ -87,7 +87,7 @@ def _paired(scene: Scene, q: Turned, k: Turned) -> Match | None:
 
 
 def turned(scene: Scene, node: fx.Node) -> Turned | None:
-    """A node read as the last step of a rotary embedding."""
+    """Read a node as the last step of a rotary embedding."""
     total = call(node)
     if total is None or total.op != "add" or total.given.get("alpha") not in (None, 1):
         return None
@@ -120,7 +120,7 @@ def _turned_as(scene: Scene, node: fx.Node, straight: Call | None, across: Call 
 
 
 def _bare(scene: Scene, node: Any) -> Any:
-    """What a node is before it is widened to float32, in which the kernel computes anyway; else the node."""
+    """A node before a cast to float32, in which the kernel computes anyway."""
     read = call(node)
     if read is None or cast_target(read) is not torch.float32 or not isinstance(read["input"], fx.Node):
         return node
@@ -128,7 +128,7 @@ def _bare(scene: Scene, node: Any) -> Any:
 
 
 def _narrowed(scene: Scene, node: fx.Node, like: fx.Node) -> fx.Node | None:
-    """The one user of a sum in float32, if it rounds it to the type of what was turned."""
+    """The only user of a float32 sum, if it rounds it to the dtype of the input."""
     users = list(node.users)
     read = call(users[0]) if len(users) == 1 else None
     if read is None or read.given.get("input") is not node or scene.dtype(users[0]) is not scene.dtype(like):
@@ -137,7 +137,7 @@ def _narrowed(scene: Scene, node: fx.Node, like: fx.Node) -> fx.Node | None:
 
 
 def _rotation(scene: Scene, node: Any, x: Any) -> bool | None:
-    """Whether a node turns x by a right angle: True for neighbors, False for halves, None for neither."""
+    """Whether a node rotates x by a right angle: True for pairs, False for halves, None for neither."""
     shape = scene.shape(x)
     if shape is None or len(shape) != 4:
         return None
@@ -178,7 +178,7 @@ def _neighbors_turned(scene: Scene, node: Any, x: fx.Node, width: int) -> bool:
 
 
 def _range_of(scene: Scene, node: Any, x: fx.Node) -> tuple[int, int, int] | None:
-    """The (start, stop, step) of the last dim of x that a node is."""
+    """The (start, stop, step) of a slice of the last dim of x."""
     read = call(node)
     width = (scene.shape(x) or (0,))[-1]
     if read is None or read.op != "getitem":
@@ -209,9 +209,9 @@ def _range_of(scene: Scene, node: Any, x: fx.Node) -> tuple[int, int, int] | Non
 
 
 def _table(scene: Scene, node: fx.Node, interleaved: bool) -> tuple[fx.Node, int] | None:
-    """The table behind a factor, [S, W] or [B, S, W], and the dim at which heads were put in.
+    """The table behind a factor, [S, W] or [B, S, W], and the position of the inserted heads dim.
 
-    A kernel reads each angle once, so a table that repeats its angles must be seen to repeat them.
+    The kernel reads each angle once, so a table with repeated angles must be recognized as such.
     """
     shape = scene.shape(node)
     read = call(node)
@@ -230,7 +230,7 @@ def _table(scene: Scene, node: fx.Node, interleaved: bool) -> tuple[fx.Node, int
 
 
 def _new_dim(read: Call) -> int | None:
-    """Where a call puts a dim of one element into three."""
+    """The position of a dim inserted into three."""
     if read.op == "unsqueeze":
         return read["dim"] % 4
     if read.op == "getitem" and isinstance(read["index"], tuple) and read["index"].count(None) == 1:
@@ -240,7 +240,7 @@ def _new_dim(read: Call) -> int | None:
 
 
 def _repeats_halves(node: fx.Node, depth: int = 8) -> bool:
-    """Whether the last dim is a row twice, looking back through what acts on each element alone."""
+    """Whether the last dim repeats a row twice, through elementwise ops."""
     read = call(node)
     if read is None or depth == 0:
         return False
@@ -257,7 +257,7 @@ def _repeats_halves(node: fx.Node, depth: int = 8) -> bool:
 
 
 def _before_repeat(node: fx.Node) -> fx.Node | None:
-    """The table whose every angle a node has twice in a row."""
+    """The table before every angle was repeated twice in a row."""
     read = call(node)
     if read is None or read.op != "repeat_interleave" or read["repeats"] != 2 or read.given.get("dim") not in (-1, 2):
         return None

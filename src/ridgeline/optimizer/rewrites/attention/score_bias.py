@@ -1,4 +1,4 @@
-"""Biases that are added to scores, laid out as fused attention reads them."""
+"""Makes transposed attention biases contiguous, once, so that fused kernels take them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attention_bias(scene: Scene) -> list[Match]:
         read = attention_call(node)
         if read is None or read.mask is None or not _lies_across(scene, read) or is_written(scene, read.mask):
             continue
-        if read.mask not in made:  # layers share a bias: it is laid out before the first that reads it
+        if read.mask not in made:  # layers share a bias: one copy before its first reader
             made[read.mask] = scene.emit(node, along, read.mask)
         node.replace_input_with(read.mask, made[read.mask])
         found.append(scene.match(node, f"bias {tuple(scene.shape(read.mask) or ())}"))
@@ -33,7 +33,7 @@ def attention_bias(scene: Scene) -> list[Match]:
 
 
 def _lies_across(scene: Scene, read: Attention) -> bool:
-    """Whether neighbors in a row of a bias are not neighbors in memory, which no fused kernel of PyTorch's reads."""
+    """Whether a bias is not contiguous along its rows, which no fused kernel of PyTorch reads."""
     bias = scene.tensor(read.mask)
     if bias is None or not bias.is_floating_point() or scene.shape(read.mask) is None:
         return False
@@ -41,6 +41,6 @@ def _lies_across(scene: Scene, read: Attention) -> bool:
 
 
 def along(bias: Tensor) -> Tensor:
-    """The same numbers with rows in one piece; what is the same for all batches or heads is kept once."""
+    """A copy that is contiguous along rows; expanded dims are kept expanded."""
     kept = bias[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in bias.stride())]
     return kept.contiguous(memory_format=torch.contiguous_format).expand(bias.shape)

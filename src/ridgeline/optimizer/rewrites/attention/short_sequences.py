@@ -1,8 +1,7 @@
 """Attention of few rows in large batches: columns of tables, frames of a video at every pixel, patches of a series.
 
-PyTorch's kernels give a tile of 64 or 128 rows to every problem, most of it empty, and thousands of problems wait for
-each other. The kernel for windows takes what fits and goes through many problems in one program; whether that is faster
-is decided by a race when a shape is first run.
+PyTorch's kernels give a tile of 64 or 128 mostly empty rows to each of thousands of problems. The kernel for windows
+loops over many problems per CTA; a race at the first run of a shape decides which is faster.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _active_modes = torch._C._len_torch_dispatch_stack
 
 
 def short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, causal: bool, scale: float) -> Tensor:
-    """Attention of few rows by the faster of two ways; one opaque op to tracers."""
+    """Attention of few rows by the faster implementation; one opaque op for tracers."""
     if type(q) is Tensor and not _active_modes():
         return _short(q, k, v, bias, causal, scale)
     return torch.ops.ridgeline_optimizer.short(q, k, v, bias, causal, scale)
@@ -43,7 +42,7 @@ def _short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, causal: bool, scale: f
 
 
 def _library(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-    """PyTorch's function, its result laid as ours is."""
+    """PyTorch's function with the layout of our result."""
     found = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
     return found.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -57,7 +56,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, causal: bool, scale: float)
 
 
 def plain_bias(q: Tensor, heads: int, rows: int, keys: int, causal: bool) -> Tensor:
-    """What is added to scores where nothing is, or where later keys are hidden."""
+    """The bias of plain or causal attention."""
     full = q.new_full((heads, rows, keys), float("-inf") if causal else 0.0)
     return (full.triu(1) if causal else full).unsqueeze(0).contiguous()
 
@@ -94,18 +93,18 @@ def _put(scene: Scene, read: Attention) -> Match | None:
 
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
-    """Few rows and keys, many problems, 16 bits; heads that nobody shares."""
+    """Few rows and keys, many problems, 16 bits, no shared heads."""
     if q.dim() != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
         return False
     if q.dtype not in NARROW or k.dtype != q.dtype or v.dtype != q.dtype or q.shape[3] % VECTOR:
         return False
     few = max(q.shape[2], k.shape[2]) <= MOST_KEYS and q.shape[3] <= MOST_DIM and (not causal or q.shape == k.shape)
-    # Batch elements and heads below which no program would have more than one of them on the largest devices.
+    # With fewer problems no CTA would have more than one of them on the largest devices.
     return few and q.shape[0] * q.shape[1] >= 512 and min(q.shape[2], k.shape[2]) > 1
 
 
 def _shared_bias(scene: Scene, read: Attention, sizes: tuple[int, int, int]) -> fx.Node:
-    """A bias that says nothing more than the call does, made once for all layers."""
+    """The bias equivalent to the call's causality, made once for all layers."""
     key = ("plain bias", sizes, read.is_causal, scene.dtype(read.query))
     if key not in scene.notes or scene.notes[key]._erased:
         scene.notes[key] = scene.emit(read.node, plain_bias, read.query, *sizes, read.is_causal)

@@ -1,9 +1,8 @@
-"""Attention of few rows with a bias on its scores, as windows of images have it: one kernel for scores and all.
+"""Attention of few rows with a bias on its scores, as in window attention on images: one kernel.
 
-PyTorch's function takes a bias for every batch element and lays it out for itself; windows that are shifted add,
-besides the bias of their heads, a mask that repeats with every image, in a view of five dims. Both are one bias that
-repeats through the batch. Whether our kernel or PyTorch's function is faster is decided by a race when a shape is first
-run.
+PyTorch's function copies a bias for every batch element. Shifted windows add, besides the bias of their heads, a mask
+that repeats with every image, in a view of five dims. Both are one bias that repeats through the batch. A race at the
+first run of a shape decides which implementation is faster.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewri
 
 CONTEST = Contest()
 LEAST_PROBLEMS = 64
-"""Fewer batch elements and heads than this leave most of a device idle, whoever computes them."""
+"""Fewer problems leave most of a device idle with either implementation."""
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
 def windowed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """Attention with a bias that repeats, by the faster of two ways; one opaque op to tracers."""
+    """Attention with a repeating bias by the faster implementation; one opaque op for tracers."""
     if type(q) is Tensor and not _active_modes():
         return _windowed(q, k, v, bias, scale)
     return torch.ops.ridgeline_optimizer.windowed(q, k, v, bias, scale)
@@ -50,7 +49,7 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Te
 
 
 def _library(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """PyTorch's function, its result laid as ours is."""
+    """PyTorch's function with the layout of our result."""
     return library(q, k, v, bias, scale).transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -63,7 +62,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
 
 
 def total_bias(heads: int, rows: int, keys: int, dtype: torch.dtype, *terms: Tensor) -> Tensor:
-    """Everything that is added to scores as one dense bias, [period, heads, rows, keys]."""
+    """All terms added to scores as one dense bias, [period, heads, rows, keys]."""
     whole = terms[0]
     for term in terms[1:]:
         whole = whole + term
@@ -87,15 +86,15 @@ def window_attention(scene: Scene) -> list[Match]:
 
 @dataclass(slots=True)
 class Found:
-    """Attention with biases: its last node, those inside, what is added to its scores, each of four dims or less."""
+    """Attention with biases: its last node, inner nodes, and the terms added to its scores, of at most four dims."""
 
     out: fx.Node
     query: fx.Node
     key: fx.Node
     value: fx.Node
     scale: float
-    gain: fx.Node | None = None  # a factor of every head, as cosine attention learns it
-    terms: list[Any] = field(default_factory=list)  # a node, and the shape it is seen in
+    gain: fx.Node | None = None  # a factor per head, as cosine attention learns it
+    terms: list[Any] = field(default_factory=list)  # a node, and the shape it is viewed in
     inside: list[fx.Node] = field(default_factory=list)
 
 
@@ -121,7 +120,7 @@ def _put(scene: Scene, node: fx.Node) -> Match | None:
 
 
 def _shared_bias(scene: Scene, found: Found) -> fx.Node:
-    """The bias of all that is added, made once for layers that add the same."""
+    """The sum of all biases, computed once for layers with the same terms."""
     q, k = scene.shape(found.query) or (0, 0, 0, 0), scene.shape(found.key) or (0, 0, 0, 0)
     key = ("bias", q[1], q[2], k[2], scene.dtype(found.query), *found.terms)
     if key not in scene.notes or scene.notes[key]._erased:
@@ -151,7 +150,7 @@ def _fits(scene: Scene, found: Found) -> bool:
             return False
         full = full or whole[2:] == (q.shape[2], k.shape[2])
         periods.add(whole[0])
-    return full and len(periods) <= 2 and q.shape[0] % max(periods) == 0  # masks of keys alone are other kernels'
+    return full and len(periods) <= 2 and q.shape[0] % max(periods) == 0  # key masks have other kernels
 
 
 def _called(scene: Scene, read: Attention) -> Found | None:
@@ -169,7 +168,7 @@ def _called(scene: Scene, read: Attention) -> Found | None:
 
 
 def _spelled(scene: Scene, node: fx.Node) -> Found | None:
-    """Attention written out, with biases added to its scores, in views of five dims or as they are."""
+    """Attention as separate ops with biases added to its scores, also in views of five dims."""
     product = _product(node)
     if product is None or not isinstance(product["other"], fx.Node):
         return None
@@ -191,7 +190,7 @@ def _spelled(scene: Scene, node: fx.Node) -> Found | None:
 
 
 def _followed(scene: Scene, node: fx.Node, found: Found) -> Call | None:
-    """The product that scores came from; what was added to them on the way is noted."""
+    """The matmul that scores come from; biases on the way are collected."""
     whole = scene.shape(node)
     while whole is not None and len(whole) == 4:
         read = call(node)
@@ -208,7 +207,7 @@ def _followed(scene: Scene, node: fx.Node, found: Found) -> Call | None:
         elif read.op == "mul" and found.gain is None and (gained := _gained(scene, read, whole)) is not None:
             node, found.gain = gained
         elif read.op == "add" and read.given.get("alpha") in (None, 1) and found.scale == 1.0 and not found.gain:
-            step = _added(scene, read, found, whole)  # read backwards: nothing scales it behind the sum
+            step = _added(scene, read, found, whole)  # backwards: nothing scales the scores after the sum
             if step is None:
                 return None
             node = step
@@ -218,7 +217,7 @@ def _followed(scene: Scene, node: fx.Node, found: Found) -> Call | None:
 
 
 def _gained(scene: Scene, read: Call, whole: tuple[int, ...]) -> tuple[fx.Node, fx.Node] | None:
-    """(scores, factors) of scores that are multiplied with a number of every head, of the scores' own type."""
+    """(scores, factors) of scores multiplied by a number per head, in the dtype of the scores."""
     for scores, gain in ((read["input"], read["other"]), (read["other"], read["input"])):
         if not isinstance(scores, fx.Node) or not isinstance(gain, fx.Node):
             continue
@@ -230,25 +229,25 @@ def _gained(scene: Scene, read: Call, whole: tuple[int, ...]) -> tuple[fx.Node, 
 
 
 def _keeps(scene: Scene, node: fx.Node, whole: tuple[int, ...]) -> bool:
-    """Whether a view of scores cuts or joins their batch alone."""
+    """Whether a view of scores only splits or merges their batch."""
     shape = scene.shape(node)
     return shape is not None and len(shape) in (4, 5) and shape[-3:] == whole[-3:]
 
 
 def _added(scene: Scene, read: Call, found: Found, whole: tuple[int, ...]) -> fx.Node | None:
-    """The scores that something was added to; what was added is noted as it repeats through the batch."""
+    """The scores before a bias was added; the bias is collected in its repeating shape."""
     for scores, term in ((read["input"], read["other"]), (read["other"], read["input"])):
         if not isinstance(scores, fx.Node) or not isinstance(term, fx.Node):
             continue
         seen, shape = scene.shape(scores), scene.shape(term)
         if seen is None or shape is None or seen[-3:] != whole[-3:] or scene.shape(read.node) != seen:
             continue
-        if len(shape) > len(seen) or (seen == shape and not _leads_to_product(scores)):  # both may be the scores
+        if len(shape) > len(seen) or (seen == shape and not _leads_to_product(scores)):  # either may be the scores
             continue
         if len(seen) == 5 and len(shape) == 5:
             if shape[0] != 1:
                 continue
-            shape = shape[1:]  # the first of five dims counts images, and what is added is the same for all
+            shape = shape[1:]  # the first of five dims counts images, which share the bias
         found.terms.append((term, shape))
         return scores
     return None

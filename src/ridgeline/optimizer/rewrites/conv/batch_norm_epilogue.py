@@ -1,9 +1,8 @@
-"""Convolutions with the batch norm, the sum and the activation behind them.
+"""Fuses convolutions with the batch norm, the residual sum and the activation after them.
 
-Channels lie last and numbers have 16 bits. A pointwise convolution is a product, and all that follows happens in its
-last step, where that is faster: decided by a race when a shape is first run on the device. Those in groups, and those
-that keep channels apart, race with kernels of ours. Other convolutions are cuDNN's, and one kernel does what follows in
-place.
+For 16-bit channels-last tensors. A pointwise convolution is a GEMM with all of it as epilogue, where that is faster: a
+race at the first run of a shape decides. Grouped and depthwise convolutions are raced against kernels of ours. Other
+convolutions stay with cuDNN, followed by one in-place kernel.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def ended_convolution(
     gamma: Tensor | None, beta: Tensor | None, eps: float, activation: str, stride: Ints, padding: Ints,
     dilation: Ints, groups: int,
 ) -> Tensor:  # fmt: skip
-    """act(norm(conv2d(x) + bias) + added), channels last; one opaque op to tracers."""
+    """act(norm(conv2d(x) + bias) + added), channels last; one opaque op for tracers."""
     args = (x, weight, bias, added, mean, var, gamma, beta, eps, activation, stride, padding, dilation, groups)
     if type(x) is Tensor and not _active_modes():
         return _ended(*args)
@@ -69,7 +68,7 @@ def _ended(
     rows, filters = _rows(x), weight.flatten(1)
     assert rows is not None
     key = (rows.shape, filters.shape, x.dtype, activation, *(each is None for each in ends[:6]), x.device)
-    if key not in CONTEST.won and DENSE.support(rows, filters, *ends) is None:  # compiled beside each other
+    if key not in CONTEST.won and DENSE.support(rows, filters, *ends) is None:  # compile all tiles in parallel
         tiles = config.tiles(rows.shape[0], *filters.shape)
         prepared(partial(planned, rows, filters, *ends, tile=tile) for tile in tiles)  # type: ignore[misc]
     made = CONTEST.run(key, _ways(rows, filters, ends), x.device)
@@ -77,7 +76,7 @@ def _ended(
 
 
 def _apart(x: Tensor, weight: Tensor, ends: tuple[Any, ...], stride: Ints, padding: Ints) -> Tensor:
-    """A convolution that keeps channels apart: the library's and one pass behind it, or our kernel."""
+    """A depthwise convolution: cuDNN's and one elementwise kernel, or ours."""
     bias, added, *norm, eps, activation, _ = ends
     given = (x, weight, bias, *norm, eps, activation, stride, padding)
     bare = activation == "none" and norm[0] is None and added is None
@@ -102,7 +101,7 @@ def _apart(x: Tensor, weight: Tensor, ends: tuple[Any, ...], stride: Ints, paddi
 
 
 def _bundled(x: Tensor, weight: Tensor, ends: tuple[Any, ...], stride: Ints, padding: Ints, groups: int) -> Tensor:
-    """A convolution in groups: the library's and one pass behind it, or our kernel."""
+    """A grouped convolution: cuDNN's and one elementwise kernel, or ours."""
     bias, added, *norm, eps, activation, _ = ends
     given = (x, weight, bias, *norm, eps, activation, stride[0], padding, groups)
 
@@ -128,7 +127,7 @@ def _outs(x: Tensor, weight: Tensor, stride: Ints, padding: Ints) -> list[int]:
 
 
 def _convolved(x: Tensor, weight: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Tensor:
-    """A convolution by itself, channels last."""
+    """The convolution alone, channels last."""
     if is_stem(x, weight, (stride, padding, dilation, [0, 0], groups, False)):
         return stem(x, weight, None, padding)
     made = F.conv2d(x, weight, None, stride, padding, dilation, groups)
@@ -136,7 +135,7 @@ def _convolved(x: Tensor, weight: Tensor, stride: Ints, padding: Ints, dilation:
 
 
 def _ways(rows: Tensor, filters: Tensor, ends: tuple[Any, ...]) -> dict[str, Any]:
-    """The library's product and one pass behind it, and our product with every tile worth trying."""
+    """cuBLAS and one elementwise kernel, and our GEMM with every tile worth trying."""
     found: dict[str, Any] = {"library": lambda: finished(F.linear(rows, filters), *ends)}
     if DENSE.support(rows, filters, *ends) is None:
         for tile in config.tiles(rows.shape[0], *filters.shape):
@@ -154,7 +153,7 @@ def _on_host(
 
 
 def _rows(x: Tensor | None) -> Tensor | None:
-    """[pixels, channels] of an image whose channels lie last."""
+    """[pixels, channels] of a channels-last image."""
     return None if x is None else x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
 
 
@@ -172,18 +171,18 @@ def _(
 
 
 def is_product(weight: Tensor, stride: Ints, padding: Ints, groups: int) -> bool:
-    """Whether a convolution looks at one pixel at a time, and at every one."""
+    """Whether a convolution is pointwise with stride one."""
     return weight.shape[2:].numel() == 1 and set(stride) == {1} and not any(padding) and groups == 1
 
 
 def is_depthwise(weight: Tensor, stride: Ints, dilation: Ints, groups: int) -> bool:
-    """Whether a convolution keeps every channel by itself, in steps that our kernel takes."""
+    """Whether a convolution is depthwise, with a stride that our kernel supports."""
     sizes = weight.shape[1] == 1 and 1 < max(weight.shape[2:]) <= apart.MOST_TAPS
     return sizes and groups == weight.shape[0] and max(stride) <= apart.MOST_STRIDE and set(dilation) == {1}
 
 
 def is_grouped(weight: Tensor, stride: Ints, dilation: Ints, groups: int) -> bool:
-    """Whether a convolution has groups of several channels, of widths and in steps that our kernel takes."""
+    """Whether a convolution has groups of several channels, of sizes and strides that our kernel supports."""
     plain = len(set(stride)) == 1 and stride[0] in (1, 2) and set(dilation) == {1}
     if not plain or groups == 1 or weight.shape[1] == 1 or max(weight.shape[2:]) > together.MOST_TAPS:
         return False
@@ -192,7 +191,7 @@ def is_grouped(weight: Tensor, stride: Ints, dilation: Ints, groups: int) -> boo
 
 @dataclass(slots=True)
 class Chain:
-    """A convolution, what follows it and the last node of that."""
+    """A convolution, the ops fused with it and the last node of those."""
 
     last: fx.Node
     inside: list[fx.Node]
@@ -291,7 +290,7 @@ def _kind(weight: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: i
 
 
 def _fits(scene: Scene, layer: Call) -> bool:
-    """Large 16-bit images with their channels last, in whole 16-byte pieces."""
+    """Large 16-bit channels-last images with aligned channels."""
     x, weight, out = (scene.tensor(each) for each in (layer["input"], layer["weight"], layer.node))
     if x is None or weight is None or out is None or x.dim() != 4 or scene.shape(layer.node) is None:
         return False
@@ -305,7 +304,7 @@ def _fits(scene: Scene, layer: Call) -> bool:
 
 
 def _chain(scene: Scene, layer: Call, *, sums: bool) -> Chain:
-    """What follows a convolution and reads nothing else: a norm, a sum (if wanted) and an activation, in this order."""
+    """The ops after a convolution without other users: a norm, a sum (if ``sums``) and an activation, in this order."""
     chain = Chain(layer.node, [layer.node])
     while len(chain.last.users) == 1:
         (user,) = chain.last.users
@@ -338,7 +337,7 @@ def _taken(scene: Scene, chain: Chain, read: Call) -> bool:
 
 
 def _is_settled(scene: Scene, norm: Call) -> bool:
-    """Whether a batch norm is that of evaluation, with all it needs among the graph's values."""
+    """Whether a batch norm is in evaluation mode, with all its arguments in the graph."""
     stats = norm.get("running_mean"), norm.get("running_var")
     given = (*stats, norm.get("weight"), norm.get("bias"))
     plain = all(each is None or _is_dense(scene.tensor(each)) for each in given)

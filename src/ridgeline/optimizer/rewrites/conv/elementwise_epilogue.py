@@ -1,7 +1,7 @@
-"""Convolutions and the elementwise functions behind them: one kernel of ours, or the library's, whichever is faster.
+"""Fuses float32 convolutions with the elementwise ops after them: one kernel of ours, or the library's.
 
-Which is faster is decided by a race when a shape is first run on the device (``contest``), with cuDNN's own choice of
-algorithm made by timing too; so a convolution behind this rewrite is never slower than cuDNN's beyond noise.
+A race at the first run of a shape decides (``contest``), with cuDNN's own algorithms timed too, so that a convolution
+behind this rewrite is never slower than cuDNN's beyond noise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewri
 
 LEAST_ELEMENTS = 1 << 18
 LEAST_LAST = 16
-"""Channels from which laying them last pays."""
+"""With fewer channels channels last does not pay."""
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 CONTEST = Contest()
 _accuracy: dict[Any, Accuracy] = {}
@@ -49,7 +49,7 @@ def chained_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, stride: Ints, padding: Ints,
     dilation: Ints, output_padding: Ints, groups: int, transposed: bool, chain: str,
 ) -> Tensor:  # fmt: skip
-    """A convolution and its chain; one opaque op to tracers."""
+    """A convolution and its chain; one opaque op for tracers."""
     args = (x, weight, bias, vectors, stride, padding, dilation, output_padding, groups, transposed, chain)
     if type(x) is Tensor and not _active_modes():
         return _chained(*args)
@@ -69,7 +69,7 @@ def _chained(
         return decided(x, weight, bias, vectors)
     found = _raced(key, x, weight, bias, vectors, settings, chain)
     name = CONTEST.won.get(key)
-    if name is not None:  # from now on without asking
+    if name is not None:  # decided: call it directly from now on
         _decided[key] = _ways(key, x, weight, bias, vectors, settings, chain)[name]
     return found
 
@@ -88,13 +88,13 @@ Way = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 def _ways(
     key: Any, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None, settings: Settings, chain: str
 ) -> dict[str, Way]:
-    """The library's way and others that are as accurate, ours with every tile worth trying: called with the tensors."""
+    """The library's implementation and equally accurate ones, ours with every tile worth trying."""
     found: dict[str, Way] = {"library": partial(_library, settings, chain)}
     sizes = Sizes(x, weight, *settings)
     others = _others(sizes, settings, chain)
     depthwise, given = sizes.is_depthwise, (x, weight, bias, vectors)
     links, pool, _ = parts_of(chain)
-    shown = links if pool == MEAN else chain  # a mean hides what becomes of single pixels
+    shown = links if pool == MEAN else chain  # a mean does not depend on the order of pixels
     together = pool not in ("", MEAN)
     tiles = () if depthwise else config.tiles(sizes.outputs, sizes.phase_pixels, together, sizes.num_terms)
     flops = 2.0 * math.prod(sizes.shape) * sizes.num_terms
@@ -116,7 +116,7 @@ def _ways(
 
 
 def _others(sizes: Sizes, settings: Settings, chain: str) -> dict[str, Way]:
-    """The library's other ways, which need not be as accurate."""
+    """The library's other algorithms, which may be less accurate."""
     found: dict[str, Way] = {"library, timed": partial(_timed, settings, chain)}
     if len(sizes.shape) in _LAST and sizes.groups == 1 and min(sizes.inputs, sizes.outputs) >= LEAST_LAST:
         found["channels last"] = partial(_channels_last, settings, chain)
@@ -124,7 +124,7 @@ def _others(sizes: Sizes, settings: Settings, chain: str) -> dict[str, Way]:
 
 
 def _expected(sizes: Sizes, tiles: Iterable[config.Tile]) -> list[config.Tile]:
-    """Tiles as they will be wanted: cuDNN of an H200 has been seen to convolve thin and grouped images in float32."""
+    """Tiles in the order of expected use: cuDNN on an H200 computes thin and grouped images in float32."""
     first, *rest = tiles
     likely, next_, *_ = _likely(sizes)
     wanted = [replace(tile, rounding="exact" if next_ == "exact" else likely) for tile in rest]
@@ -132,10 +132,10 @@ def _expected(sizes: Sizes, tiles: Iterable[config.Tile]) -> list[config.Tile]:
 
 
 def _likely(sizes: Sizes) -> list[str]:
-    """What may become of factors, the likely first; each that is tried is a kernel to compile.
+    """Roundings of the factors, the likely ones first; every one that is tried is a kernel to compile.
 
-    Of seven transposed convolutions cuDNN rounds both factors of all to the even one of two, of two plain ones to the
-    one farther from zero (measured on an H200); some transposed ones it rounds as plain ones.
+    cuDNN rounds both factors of transposed convolutions to nearest even (all seven measured on an H200; some as plain
+    ones), and those of plain convolutions away from zero (both measured).
     """
     if sizes.transposed:
         first = ["even", "nearest"]
@@ -146,25 +146,25 @@ def _likely(sizes: Sizes) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """What PyTorch does to the factors of a convolution, and which other ways are as accurate."""
+    """How PyTorch rounds the factors of a convolution, and which other implementations are as accurate."""
 
     rounding: str = "nearest"
     agreeing: frozenset[str] = frozenset()
-    apart: dict[str, float] = field(default_factory=dict, compare=False)  # the largest difference, by what was tried
+    apart: dict[str, float] = field(default_factory=dict, compare=False)  # the largest difference, by implementation
 
 
 def _accuracy_of(
     key: Any, given: tuple[Any, ...], settings: Settings, chain: str, tile: config.Tile | None, others: dict[str, Way]
 ) -> Accuracy:
-    """What eager PyTorch does to factors: rounds them to TensorFloat-32, cuts both or one off, or nothing. So do we.
+    """Find out how eager PyTorch rounds factors: to TensorFloat-32, truncated both or one, or not at all.
 
-    A way that agrees with it but for the order of sums is taken at once; of those that do not, the closer one. Where it
-    computes in float32, so must cuDNN's other algorithms, which need not.
+    A rounding that agrees but for the order of sums is taken at once; otherwise the closest. If eager computes in
+    float32, so must cuDNN's other algorithms.
     """
     if key in _accuracy or not may_time(key[-1]):
         return _accuracy.get(key, Accuracy())
     reference = _library(settings, chain, *given)
-    # The difference from the library's result, over its largest element, that sums in another order explain.
+    # The relative difference from the library's result that another order of sums explains.
     near = 1e-5 * float(reference.abs().max())
     apart: dict[str, float] = {}
     rounding = "exact" if tile is None else _rounding_of(reference, near, given, settings, chain, tile, apart)
@@ -176,7 +176,7 @@ def _accuracy_of(
 
 
 def _prepare(given: tuple[Any, ...], settings: Settings, chain: str, tiles: Iterable[config.Tile]) -> None:
-    """Kernels of several tiles compiled at the same time."""
+    """Compile the kernels of several tiles in parallel."""
     prepared(partial(planned, *given, *settings, chain, tile=tile) for tile in tiles)
 
 
@@ -190,14 +190,14 @@ def _rounding_of(
         if apart[rounding] <= near:
             return rounding
     rounded = [each for each in apart if each != "exact"]
-    return min(rounded, key=lambda each: apart[each])  # it rounds in a way of its own, and so may we
+    return min(rounded, key=lambda each: apart[each])  # eager has a rounding of its own, and so may we
 
 
 def _apart(way: Way, given: tuple[Any, ...], reference: Tensor) -> float:
-    """The largest difference of a way from what it is to agree with; infinite where it does not run."""
+    """The largest difference of an implementation from a reference; infinite if it does not run."""
     try:
         return float((way(*given) - reference).abs().max())
-    except Exception:  # a tile that does not fit, no algorithm: it loses its race too
+    except Exception:  # a tile that does not fit, or no algorithm: it loses its race
         return math.inf
 
 
@@ -210,14 +210,14 @@ def _ours(
 def _library(
     settings: Settings, chain: str, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None
 ) -> Tensor:
-    """The convolution as eager PyTorch computes it, then the chain in place."""
+    """The convolution as in eager PyTorch, then the chain in place."""
     links, pool, after = parts_of(chain)
     linked = link_(convolved(x, weight, bias, *settings).contiguous(), vectors, links)
     return link_(POOLS[pool](linked), vectors, after)
 
 
 def _timed(settings: Settings, chain: str, *given: Any) -> Tensor:
-    """The same with cuDNN's algorithm chosen by timing, once a shape."""
+    """The same with cuDNN's algorithm chosen by timing, once per shape."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -229,7 +229,7 @@ def _timed(settings: Settings, chain: str, *given: Any) -> Tensor:
 def _channels_last(
     settings: Settings, chain: str, x: Tensor, weight: Tensor, bias: Tensor | None, vectors: Tensor | None
 ) -> Tensor:
-    """cuDNN on images with their channels last, which it is fastest at; the chain on the way back."""
+    """cuDNN on channels-last images, for which it is fastest; the chain is applied while the layout is restored."""
     form = _LAST[x.dim()]
     laid = turn(x, torch.empty_like(x, memory_format=form), None, back=False)
     before = torch.backends.cudnn.benchmark
@@ -270,13 +270,13 @@ def convolution_chain(scene: Scene) -> list[Match]:
     every = convolutions(scene)
     if num_kinds(scene, every) > MOST_KINDS:
         return []
-    nodes = [read.node for read in every]  # read again in turn: what one is made from may just have been replaced
+    nodes = [read.node for read in every]  # read again one by one: their inputs may have been replaced
     layers = (read for node in nodes if (read := _layer(scene, node)) is not None)
     return [match for read in layers if (match := _put(scene, read)) is not None]
 
 
 def _layer(scene: Scene, node: fx.Node) -> Call | None:
-    """A convolution of float32 images in PyTorch's own layout, large enough to matter."""
+    """A convolution of contiguous float32 images, large enough to matter."""
     read = call(node)
     if read is None or read.op not in CONVOLUTIONS or not isinstance(read["weight"], fx.Node):
         return None
@@ -320,7 +320,7 @@ def _num_channels(scene: Scene, read: Call) -> int:
 
 
 def _between(first: fx.Node, last: fx.Node) -> tuple[fx.Node, ...]:
-    """The nodes from which only ``last`` is seen: everything between the convolution and the end of its chain."""
+    """The nodes between the convolution and the end of its chain, used only inside."""
     found, waiting = [], [last]
     while waiting:
         node = waiting.pop()
@@ -333,7 +333,7 @@ def _between(first: fx.Node, last: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def _reaches(node: fx.Node, first: fx.Node) -> bool:
-    """Whether a node is made from the convolution within a few steps."""
+    """Whether a node depends on the convolution within a few steps."""
     waiting: list[fx.Node] = [node]
     seen: set[fx.Node] = set()
     while waiting:
@@ -352,20 +352,20 @@ def _stacked(scene: Scene, before: fx.Node, vectors: tuple[fx.Node, ...], channe
 
 
 def stacked_vectors(vectors: list[Tensor], channels: int) -> Tensor:
-    """One row a vector; a single number is a row of it. A vector alone stays where it is."""
+    """One row per vector, numbers expanded; a single vector is returned unchanged."""
     if len(vectors) == 1 and vectors[0].numel() == channels:
         return vectors[0].reshape(1, channels)
     return torch.stack([each.reshape(-1).expand(channels) for each in vectors])
 
 
-# the chain ----------------------------------------------------------------------------------------------------------
+# chains of elementwise ops ------------------------------------------------------------------------------------------
 
 
 def chain_behind(
     scene: Scene, node: fx.Node, before: tuple[fx.Node, ...] = ()
 ) -> tuple[fx.Node, list[str], tuple[fx.Node, ...]]:
-    """(last node, links, vectors) of the longest chain of elementwise functions behind a convolution, its vectors
-    counted on from those ``before``."""
+    """(last node, links, vectors) of the longest chain of elementwise ops after a convolution; vectors are numbered
+    after those in ``before``."""
     words: list[str] = []
     vectors: list[fx.Node] = list(before)
     while True:
@@ -380,7 +380,7 @@ def chain_behind(
 
 
 def pool_behind(scene: Scene, node: fx.Node, settings: Settings) -> tuple[fx.Node, str, bool]:
-    """(last node, pool, whether dims are kept) where a chain ends in something over all channels or all pixels."""
+    """(last node, pool, keepdim) if a chain ends in a reduction over all channels or all pixels."""
     nothing, shape = (node, "", True), scene.shape(node) or ()
     users = list(node.users)
     read = call(users[0]) if len(users) == 1 else None
@@ -404,7 +404,7 @@ def pool_behind(scene: Scene, node: fx.Node, settings: Settings) -> tuple[fx.Nod
 
 
 def _averages(read: Call, dims: tuple[Any, ...], num: int) -> bool:
-    """Whether it is the mean over all pixels."""
+    """Whether a call is the mean over all pixels."""
     whole = all(isinstance(dim, int) for dim in dims) and sorted(dim % num for dim in dims) == list(range(2, num))
     return pooled_to_one(read) or (read.op == "mean" and whole and read.given.get("dtype") is None)
 
@@ -425,7 +425,7 @@ def _single(scene: Scene, node: fx.Node, vectors: list[fx.Node]) -> tuple[fx.Nod
 
 
 def _function(read: Call, node: fx.Node) -> list[str] | None:
-    """A function of one argument as links."""
+    """A unary function as links."""
     if read.given.get("input") is not node or any(
         value is node for name, value in read.given.items() if name != "input"
     ):
@@ -449,7 +449,7 @@ def _function(read: Call, node: fx.Node) -> list[str] | None:
 
 
 def _bounded(read: Call, node: fx.Node) -> list[str] | None:
-    """The smaller or larger of a node and a number that was made a tensor on the spot."""
+    """The minimum or maximum of a node and a number wrapped in a tensor."""
     word = {"min": "most", "minimum": "most", "max": "least", "maximum": "least"}.get(read.op)
     other = read.given.get("other", read.given.get("dim"))
     if word is None or read.given.get("input") is not node or not isinstance(other, fx.Node):
@@ -473,7 +473,7 @@ def _bounds(low: Any, high: Any) -> list[str] | None:
 
 
 def _arithmetic(scene: Scene, read: Call, node: fx.Node, vectors: list[fx.Node]) -> list[str] | None:
-    """A sum, difference, product or quotient with a number or with one number a channel."""
+    """A sum, difference, product or quotient with a number or with one number per channel."""
     if read.op not in ("add", "sub", "mul", "div") or read.given.get("rounding_mode") or read.given.get("alpha"):
         return None
     a, b = read.given.get("input"), read.given.get("other")
@@ -492,7 +492,7 @@ def _arithmetic(scene: Scene, read: Call, node: fx.Node, vectors: list[fx.Node])
 
 
 def _negated(scene: Scene, read: Call, other: Any, node: fx.Node, vectors: list[fx.Node]) -> list[str] | None:
-    """A difference as a sum with the negative vector, which is made for it."""
+    """A difference as a sum with the negated vector, which is added to the graph."""
     if read.op != "sub" or not isinstance(other, fx.Node) or not _is_channelwise(scene, other, node):
         return None
     vectors.append(scene.emit(read.node, torch.neg, other))
@@ -508,12 +508,12 @@ def _with_number(op: str, number: float) -> list[str] | None:
 
 
 def _is_channelwise(scene: Scene, other: fx.Node, node: fx.Node) -> bool:
-    """Whether a float32 tensor has one element, or one a channel that spreads over batch and pixels."""
+    """Whether a float32 tensor has one element, or one per channel that broadcasts over batch and pixels."""
     shape, sizes = scene.shape(other), scene.shape(node)
     if shape is None or sizes is None or scene.dtype(other) != torch.float32:
         return False
     x, y = scene.tensor(other), scene.tensor(node)
-    if x is None or y is None or x.device != y.device:  # a number kept on the host
+    if x is None or y is None or x.device != y.device:  # a number on the host
         return False
     full = (1,) * (len(sizes) - len(shape)) + shape
     return len(full) == len(sizes) and all(
@@ -522,7 +522,7 @@ def _is_channelwise(scene: Scene, other: fx.Node, node: fx.Node) -> bool:
 
 
 def _gated(node: fx.Node) -> tuple[fx.Node, list[str]] | None:
-    """A node times a function of itself: SiLU and mish as people write them out."""
+    """A node times a function of itself: SiLU and mish as separate ops."""
     if len(node.users) != 2:
         return None
     for product in node.users:
@@ -549,7 +549,7 @@ def _roots(gate: fx.Node) -> set[fx.Node]:
 
 
 def _steps(gate: fx.Node, node: fx.Node) -> list[fx.Node]:
-    """The nodes from a gate back to what it is a function of."""
+    """The nodes from a gate back to its argument."""
     found: list[fx.Node] = []
     at = gate
     while at is not node and len(found) < 6:
@@ -562,7 +562,7 @@ def _steps(gate: fx.Node, node: fx.Node) -> list[fx.Node]:
 
 
 def _gate_link(gate: fx.Node, node: fx.Node) -> str | None:
-    """The link that a product of a node with this gate is."""
+    """The link for the product of a node with this gate."""
     read = call(gate)
     if read is None:
         return None
@@ -594,12 +594,12 @@ def _number(value: Any) -> float | None:
 
 
 def contests() -> Mapping[Any, str]:
-    """Which way won for every convolution that was raced."""
+    """The winning implementation of every convolution that was raced."""
     return CONTEST.won
 
 
 def pooled_to_one(read: Call) -> bool:
-    """Whether it is the mean over all pixels, as a layer says it."""
+    """Whether an adaptive pooling is the mean over all pixels."""
     size = read.given.get("output_size")
     ones = all(each == 1 for each in size) if isinstance(size, (tuple, list)) else size == 1
     return read.op == "adaptive_avg_pool" and ones

@@ -1,7 +1,7 @@
-"""Weights scaled instead of activations: batch norm in evaluation goes into the layer before it.
+"""Folds batch norm in evaluation into the weights of the layer before it.
 
-The scaled weights are computed in the graph, at every call, from what the parameters and statistics are then: nothing
-can go stale, in a recorded CUDA graph either. They are small beside the activations.
+The scaled weights are computed in the graph, at every call, from the current parameters and statistics, so that they
+are never stale, also in a captured CUDA graph. They are small compared with the activations.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ def _folded(scene: Scene, norm: Call) -> Match | None:
 
 
 def _is_foldable(scene: Scene, layer: Call) -> bool:
-    """A layer whose output only the norm reads, and whose output channels are the norm's."""
+    """A layer whose output only the norm reads, with the norm's channels."""
     if layer.op not in _CHANNEL_DIM or len(layer.node.users) != 1 or not isinstance(layer["weight"], fx.Node):
         return False
     if layer.op == "conv_transpose2d" and layer.get("groups", 1) != 1:
         return False
-    return layer.op != "linear" or len(scene.shape(layer.node) or ()) == 2  # batch norm counts channels at dim 1
+    return layer.op != "linear" or len(scene.shape(layer.node) or ()) == 2  # batch norm's channels are dim 1
 
 
 def folded(
     weight: Tensor, bias: Tensor | None, mean: Tensor, var: Tensor, gamma: Tensor | None, beta: Tensor | None,
     eps: float, channel_dim: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Weight and bias of a layer followed by a batch norm, worked out in float32 or better and rounded once."""
+    """Weight and bias of a layer followed by a batch norm, computed in at least float32 and rounded once."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     scale = torch.rsqrt(var.to(wide) + eps)
     if gamma is not None:

@@ -1,4 +1,4 @@
-"""Convolutions whose windows lie side by side become products."""
+"""Rewrites convolutions with adjacent windows to GEMMs."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def _cuts(scene: Scene, read: Call) -> bool:
     if settings is None or settings[5] or x is None or weight is None or not isinstance(read["weight"], fx.Node):
         return False
     stride, padding, dilation, _, groups, _ = settings
-    narrow = x.dtype in NARROW and weight.dtype in NARROW  # whatever autocast makes of it was written out before
+    narrow = x.dtype in NARROW and weight.dtype in NARROW  # autocast's casts are nodes at this point
     return narrow and fits(x, weight) and is_patching(weight, stride, padding, dilation, groups)

@@ -1,6 +1,6 @@
-"""Convolutions along sequences in groups, and weights with a norm of their own, as speech encoders place their steps.
+"""Convolutions along sequences, grouped or depthwise, and weight norms, as in speech encoders.
 
-Which of cuDNN's convolution and ours is faster is decided by a race when a shape is first run.
+A race at the first run of a shape decides between cuDNN's convolution and ours.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LEAST_TAPS, LEAST_OF_GROUP, LEAST_CHANNELS = 8, 16, 64
 LEAST_NUMBERS = SMALL
 _PASSED = ("gelu", "relu", "silu", "leaky_relu", "mish", "tanh", "hardswish", "batch_norm", "glu")
 _INDIFFERENT = ("conv1d", "contiguous", "reshape")
-"""What returns its own layout, whatever it is given."""
+"""Ops that return their own layout for any input."""
 _TURNS = ("transpose", "permute", "mT")
 CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
 def placed(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups: int, last: bool) -> Tensor:
-    """``F.conv1d``, with its channels last or its steps, by the faster of two ways; one opaque op to tracers."""
+    """``F.conv1d``, with channels or steps last, by the faster implementation; one opaque op for tracers."""
     if type(x) is Tensor and not _active_modes():
         return _placed(x, weight, bias, padding, groups, last)
     return torch.ops.ridgeline_optimizer.placed(x, weight, bias, padding, groups, last)
@@ -50,7 +50,7 @@ def _placed(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups
 
 
 def _laid(found: Tensor, last: bool) -> Tensor:
-    """Channels next to each other, or steps."""
+    """The result with channels or steps contiguous."""
     return found.transpose(1, 2).contiguous().transpose(1, 2) if last else found.contiguous()
 
 
@@ -99,7 +99,7 @@ def _put(scene: Scene, read: Call) -> Match | None:
 
 
 def along(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int) -> Tensor:
-    """``F.conv1d`` with its channels last, by the faster of two ways; one opaque op to tracers."""
+    """``F.conv1d`` with channels last, by the faster implementation; one opaque op for tracers."""
     if type(x) is Tensor and not _active_modes():
         return _along(x, weight, bias, stride, padding, dilation)
     return torch.ops.ridgeline_optimizer.along(x, weight, bias, stride, padding, dilation)
@@ -115,14 +115,14 @@ def _along(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding:
 
 
 def _as_image(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int) -> Tensor:
-    """A sequence as an image of one row: PyTorch lays steps next to each other for its own sequences, always."""
+    """A sequence as an image of one row, because PyTorch always makes the steps of sequences contiguous."""
     image, taps = (t.unsqueeze(2).contiguous(memory_format=torch.channels_last) for t in (x, weight))
     found = F.conv2d(image, taps, bias, (1, stride), (0, padding), (1, dilation)).squeeze(2)
     return _laid(found, last=True)
 
 
 def _as_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One tap is a layer over steps."""
+    """A convolution of one tap as a linear layer."""
     return F.linear(x.transpose(1, 2), weight.squeeze(2), bias).transpose(1, 2)
 
 
@@ -175,9 +175,9 @@ def _turned(scene: Scene, read: Call) -> Match | None:
 
 
 def _is_indifferent(node: fx.Node, depth: int = 8) -> bool:
-    """Whether nothing that reads a value asks how it is laid: functions of elements pass the question on.
+    """Whether no reader of a value depends on its layout, through elementwise ops.
 
-    Turned over, a sequence with channels last lies as if it had been made that way, which nothing inside a graph minds.
+    Transposed, a channels-last sequence is contiguous, which nothing inside a graph depends on.
     """
     for user in node.users:
         if user.target in (along, apart):
@@ -194,7 +194,7 @@ def _is_indifferent(node: fx.Node, depth: int = 8) -> bool:
 
 
 def _comes_last(node: Any, depth: int = 8) -> bool:
-    """Whether a value has its channels last because a convolution before it was turned."""
+    """Whether a value is channels last because an earlier convolution was rewritten."""
     if not isinstance(node, fx.Node) or depth == 0:
         return False
     if node.target in (along, apart):
@@ -205,8 +205,8 @@ def _comes_last(node: Any, depth: int = 8) -> bool:
 
 
 def _is_turned_back(scene: Scene, node: fx.Node) -> bool:
-    """Whether a convolution of several taps reads a value that leaves its own result with steps last, and would turn
-    it over again: HiFi-GAN's, every other of which is added to what it was made of, took 1.14 times as long (H200)."""
+    """Whether a convolution of several taps would transpose its input and its result back: for HiFi-GAN, where every
+    second one is added to its input, that took 1.14 times as long (H200)."""
     waiting = list(node.users)
     while waiting:
         user = waiting.pop()
@@ -224,7 +224,7 @@ _OWN_LAYOUT = ("linear", "matmul", "mm", "bmm", "conv1d", "conv2d", "layer_norm"
 
 
 def _is_returned(node: fx.Node) -> bool:
-    """Whether the graph returns something that may lie as a value does: results keep the layout they had."""
+    """Whether the graph returns a value with this layout: outputs keep theirs."""
     waiting, seen = [node], {node}
     while waiting:
         for user in waiting.pop().users:
@@ -239,16 +239,15 @@ def _is_returned(node: fx.Node) -> bool:
 
 
 def _is_cut(index: Any) -> bool:
-    """Whether an index leaves out steps at an end, and nothing else: what is made too long to look back alone."""
+    """Whether an index only cuts steps at an end, as after causal padding."""
     return isinstance(index, tuple) and all(isinstance(each, slice) or each is Ellipsis for each in index)
 
 
-# channels apart ---------------------------------------------------------------------------------------------------
+# depthwise convolutions -------------------------------------------------------------------------------------------
 
 
 def apart(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, last: bool) -> Tensor:
-    """``F.conv1d`` of every channel by itself, with channels last or steps, by the faster of two ways; one opaque op to
-    tracers."""
+    """Depthwise ``F.conv1d``, with channels or steps last, by the faster implementation; one opaque op for tracers."""
     if type(x) is Tensor and not _active_modes():
         return _apart(x, weight, bias, stride, padding, last)
     return torch.ops.ridgeline_optimizer.apart(x, weight, bias, stride, padding, last)
@@ -259,7 +258,7 @@ def _apart(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding:
     ways: dict[str, Any] = {"library": partial(_apart_by_library, *given)}
     if not x.is_cuda:
         return ways["library"]()
-    like = _image(torch.empty(x.shape, dtype=x.dtype, device="meta"))  # what lies elsewhere is laid so by a copy
+    like = _image(torch.empty(x.shape, dtype=x.dtype, device="meta"))  # other layouts are copied to this one
     if DEPTHWISE.support(like, weight.unsqueeze(2), bias, **_steps(stride, padding)) is None:
         ways["ours"] = partial(_apart_by_ours, *given)
     key = ("apart", x.shape, x.stride(), weight.shape, stride, padding, last, x.dtype, x.device)
@@ -271,7 +270,7 @@ def _steps(stride: int, padding: int) -> dict[str, Any]:
 
 
 def _image(x: Tensor) -> Tensor:
-    """A sequence with channels last as an image of one row."""
+    """A channels-last sequence as an image of one row."""
     return x.transpose(1, 2).contiguous().unsqueeze(1).permute(0, 3, 1, 2)
 
 
@@ -281,7 +280,7 @@ def _apart_by_library(x: Tensor, weight: Tensor, bias: Any, stride: int, padding
 
 def _apart_by_ours(x: Tensor, weight: Tensor, bias: Any, stride: int, padding: int, last: bool) -> Tensor:
     image = _image(x)
-    image = image.clone() if image.data_ptr() % 16 else image  # a slice of something larger
+    image = image.clone() if image.data_ptr() % 16 else image  # an unaligned slice
     made = depthwise(image, weight.unsqueeze(2), bias, **_steps(stride, padding))
     return _laid(made.squeeze(2), last)
 
@@ -334,7 +333,7 @@ def _kept(scene: Scene, read: Call) -> Match | None:
 
 
 def weight_normed(v: Tensor, g: Tensor, dim: int) -> Tensor:
-    """A weight of a given norm along all dims but one."""
+    """A weight with a given norm along all dims but one."""
     others = [each for each in range(v.dim()) if each != dim % v.dim()]
     norm = torch.linalg.vector_norm(v, dim=others, keepdim=True, dtype=torch.float32)
     return (v * (g.float() / norm)).to(v.dtype)

@@ -1,4 +1,4 @@
-"""Convolutions of every kind, read from a graph in one form."""
+"""Reads convolutions of every kind from a graph in one form."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ridgeline.optimizer.rewrites.context import Scene
 from ridgeline.optimizer.rewrites.op_names import Call, call
 
 CONVOLUTIONS = {f"conv{turned}{num}d": num for turned in ("", "_transpose") for num in (1, 2, 3)}
-"""Their names and the number of their spatial dims."""
+"""Names of convolutions and the number of their spatial dims."""
 MOST_KINDS = 4
-"""Different convolutions in a graph: each is a kernel to compile and a race, which networks have no time for."""
+"""The most different convolutions in a graph: each is a kernel to compile and a race."""
 Ints = list[int]
 Settings = tuple[Ints, Ints, Ints, Ints, int, bool]
 
 
 def settings_of(layer: Call) -> Settings | None:
-    """(stride, padding, dilation, output padding, groups, transposed); None where padding is "same"."""
+    """(stride, padding, dilation, output padding, groups, transposed); None for padding "same"."""
     num, found = CONVOLUTIONS[layer.op], []
     for name, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
         value = layer.get(name, default)
@@ -29,17 +29,17 @@ def settings_of(layer: Call) -> Settings | None:
 
 
 def convolutions(scene: Scene) -> list[Call]:
-    """Every convolution of a graph."""
+    """All convolutions of a graph."""
     return [read for node in scene.nodes if (read := call(node)) is not None and read.op in CONVOLUTIONS]
 
 
 def num_kinds(scene: Scene, layers: list[Call]) -> int:
-    """How many of them differ in their shapes."""
+    """The number of convolutions with different shapes."""
     return len({(scene.shape(read["input"]), scene.shape(read["weight"])) for read in layers})
 
 
 def ints(value: Any, num: int) -> Ints | None:
-    """A size for every dim, of one that stands for all or of as many as there are."""
+    """One number per dim, from one for all or from as many as there are."""
     each = [value] if isinstance(value, int) else list(value) if isinstance(value, (tuple, list)) else []
     if len(each) not in (1, num) or not all(isinstance(size, int) for size in each):
         return None

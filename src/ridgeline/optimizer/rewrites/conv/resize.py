@@ -1,7 +1,7 @@
-"""Images resized by lines between pixels: our kernel where a race shows it to be faster than the library's.
+"""Bilinear resizing: our kernel where a race shows it to be faster than the library's.
 
-PyTorch's kernel for channels last takes 930 µs for an image that memory takes 60 for (8 × 768 × 128 × 128 in bf16 on an
-H200): three of them were a third of SegFormer.
+PyTorch's channels-last kernel takes 930 µs for an image that memory bandwidth allows in 60 (8 × 768 × 128 × 128 in bf16
+on an H200): three of them were a third of SegFormer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _active_modes = torch._C._len_torch_dispatch_stack
 
 
 def raced_resize(x: Tensor, h: int, w: int, corners: bool, scale_y: float, scale_x: float) -> Tensor:
-    """An image resized by the library or by our kernel; one opaque op to tracers."""
+    """Resize an image by the library or by our kernel; one opaque op for tracers."""
     if type(x) is Tensor and not _active_modes():
         return _raced(x, h, w, corners, scale_y, scale_x)
     return torch.ops.ridgeline_optimizer.raced_resize(x, h, w, corners, scale_y, scale_x)
@@ -39,7 +39,7 @@ def _raced(x: Tensor, h: int, w: int, corners: bool, scale_y: float, scale_x: fl
 
 
 def _library(x: Tensor, h: int, w: int, corners: bool, scale_y: float, scale_x: float) -> Tensor:
-    """PyTorch's own op, which is told of scales where they are not those of the sizes."""
+    """PyTorch's op, with explicit scales if they differ from those of the sizes."""
     own = None if corners else [1.0 / scale_y, 1.0 / scale_x]
     told = own if own is not None and (scale_y, scale_x) != (x.shape[2] / h, x.shape[3] / w) else [None, None]
     return torch.ops.aten.upsample_bilinear2d(x, [h, w], corners, *told)
@@ -80,8 +80,8 @@ def _put(scene: Scene, node: fx.Node) -> Match | None:
     if x is None or out is None or given is None or not scene.shape(read["input"]) or out.numel() < LEAST_ELEMENTS:
         return None
     if scene.options.get(LOWERED_BY, "none") != "none" and not is_last(x):
-        return None  # channels first ours loses to the library's (1,461 and 997 µs, H200), and compilers have their own
-    dense = x.is_contiguous() or is_last(x)  # of others the library chooses how the result lies
+        return None  # contiguous images are slower by ours (1,461 and 997 µs, H200), and compilers have their own
+    dense = x.is_contiguous() or is_last(x)  # for others the library chooses the layout of the result
     if not dense or RESIZE.support(x, *given) is not None or not scene.unchanged((read["input"],), (node,), node):
         return None
     new = scene.emit(node, raced_resize, read["input"], *given)
@@ -92,7 +92,7 @@ def _put(scene: Scene, node: fx.Node) -> Match | None:
 
 
 def _given(read: Call, x: Tensor, out: Tensor) -> tuple[int, int, bool, float, float] | None:
-    """Height, width, whether corners are kept, and how far pixels of the result are apart; None for what is rare."""
+    """Height, width, align_corners, and the pixel distances; None for rare arguments."""
     corners, factor = bool(read.get("align_corners", False)), read.get("scale_factor", None)
     if read.get("antialias", False) or read.get("recompute_scale_factor", None):
         return None

@@ -1,11 +1,10 @@
-"""A network's first convolution, of images with three channels: its squares of four pixels as twelve channels.
+"""Rewrites a network's first convolution, of images with three channels, to one over squares of four pixels.
 
-cuDNN pads three channels to eight, with a pass of its own, and its tensor cores then work on zeros for the most part:
-0.96 ms of ResNet-50 at 128 images, where squares take 0.38. A convolution with stride two of an image is one with
-stride one of the image's squares, whose filter is the same numbers in another order. Small filters (three by three,
-as networks for phones begin) are no better off with cuDNN then (156 µs where it takes 152 by itself and memory 17, 64
-images, H200), so our kernel for groups takes those squares too, as one group. Which is faster is decided by a race when
-a shape is first run.
+cuDNN pads three channels to eight, in a separate pass, and its tensor cores then multiply mostly zeros: 0.96 ms of
+ResNet-50 at 128 images, where squares take 0.38. A convolution with stride two is one with stride one over the squares,
+with the filter's numbers in another order. Small filters (3 × 3, as in mobile networks) do not gain with cuDNN (156 µs
+instead of 152, where memory bandwidth allows 17; 64 images, H200), so our grouped kernel is tried too, with one group.
+A race at the first run of a shape decides.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _active_modes = torch._C._len_torch_dispatch_stack
 
 
 def stem(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Ints) -> Tensor:
-    """``conv2d`` with stride two, channels last, by the faster of two ways; one opaque op to tracers."""
+    """``conv2d`` with stride two, channels last, by the faster implementation; one opaque op for tracers."""
     if type(x) is Tensor and not _active_modes():
         return _stem(x, weight, bias, padding)
     return torch.ops.ridgeline_optimizer.stem(x, weight, bias, padding)
@@ -56,7 +55,7 @@ def _library(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Ints) -> T
 
 
 def squares(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Ints, *, own: bool = False) -> Tensor:
-    """The convolution over squares of four pixels, by the library or by our own kernel."""
+    """The convolution over squares of four pixels, by the library or by our kernel."""
     half = [-(-side // 2) for side in weight.shape[2:]]
     outs = _outs(x, weight, padding)
     image = unshuffle(x, outs[0] + half[0] - 1, outs[1] + half[1] - 1, *padding)
@@ -71,7 +70,7 @@ def _outs(x: Tensor, weight: Tensor, padding: Ints) -> list[int]:
 
 
 def _filters(weight: Tensor, half: Ints) -> Tensor:
-    """The same numbers by square: [outputs, 16, rows, columns], channels last."""
+    """The filter by squares: [outputs, 16, rows, columns], channels last."""
     lacks = [2 * size - side for size, side in zip(half, weight.shape[2:], strict=True)]
     whole = F.pad(weight, (0, lacks[1], 0, lacks[0]))
     cut = whole.reshape(*weight.shape[:2], half[0], 2, half[1], 2).permute(0, 1, 3, 5, 2, 4)
@@ -98,7 +97,7 @@ def is_stem(x: Tensor, weight: Tensor, settings: Settings) -> bool:
 
 
 def stems(scene: Scene) -> list[Match]:
-    """Every such convolution of a graph by itself; registered in ``pointwise``, behind those that take more with it."""
+    """All such convolutions of a graph; ordered after rewrites that fuse more ops with them."""
     if scene.autocast:
         return []
     found = [_put(scene, read) for node in scene.nodes if (read := call(node)) is not None and read.op == "conv2d"]

@@ -1,8 +1,8 @@
-"""Products over the channels of images that were made larger: the product first, over the few pixels there were.
+"""Moves pointwise convolutions before the upsampling of their input: fewer pixels to mix.
 
-A convolution of one tap mixes channels, making an image larger mixes pixels, and each can come first. SegFormer makes
-four maps as large as the first, lays them side by side and mixes 3,072 channels: a third of the sums and none of the
-four large maps are needed where every map is mixed before it is made larger, and what is added up are the results.
+A convolution of one tap mixes channels, upsampling mixes pixels, and the two commute. SegFormer upsamples four maps to
+the size of the first, concatenates them and mixes 3,072 channels: mixing every map before upsampling and adding the
+results takes a third of the multiplications and none of the four large maps.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
 LEAST_ELEMENTS = 1 << 20
-"""Of the result: below, launches are what is saved or lost."""
+"""Of the result: for smaller ones launches dominate."""
 _MODES = ("nearest", "bilinear")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some channels of what is mixed: an image, and how it is made larger, if it is."""
+    """Some input channels: an image, and its upsampling, if any."""
 
     image: fx.Node
     resized: Call | None
@@ -72,7 +72,7 @@ def _put(scene: Scene, node: fx.Node) -> Match | None:
 
 
 def _parts(scene: Scene, node: Any) -> list[Part] | None:
-    """What lies side by side, whatever nobody else reads of it."""
+    """The concatenated parts, whose nodes have no other users."""
     read = call(node)
     if read is None or len(node.users) != 1:
         return None
@@ -93,19 +93,19 @@ def _part(scene: Scene, node: Any) -> Part | None:
     before = None if read is None else scene.shape(read.given.get("input"))
     if read is None or before is None or not _enlarges(scene, read, node) or len(node.users) != 1:
         return Part(node, None, shape[1], shape[2] * shape[3])
-    if before == shape:  # as large as it was: every pixel is its own
+    if before == shape:  # the same size: no upsampling
         return Part(read["input"], None, shape[1], shape[2] * shape[3])
     return Part(read["input"], read, shape[1], before[2] * before[3])
 
 
 def _enlarges(scene: Scene, read: Call, node: fx.Node) -> bool:
-    """A map made larger by lines between pixels or by repeating them; the sum of a pixel's shares is one."""
+    """Bilinear or nearest upsampling, whose weights sum to one."""
     if read.op != "interpolate" or read.get("mode", "nearest") not in _MODES or read.get("antialias", False):
         return False
     before, after = scene.tensor(read["input"]), scene.tensor(node)
     if before is None or after is None or before.dtype != after.dtype:
         return False
-    if before.shape == after.shape:  # told a factor of its own, even an image as large as it was is another
+    if before.shape == after.shape:  # with a scale factor even an image of the same size changes
         return read.get("scale_factor", None) is None
     return all(small <= large for small, large in zip(before.shape[2:], after.shape[2:], strict=True))
 
@@ -113,12 +113,12 @@ def _enlarges(scene: Scene, read: Call, node: fx.Node) -> bool:
 def _pays(parts: list[Part], pixels: int) -> bool:
     written = sum(part.channels * pixels for part in parts)
     left = sum(part.channels * part.pixels for part in parts)
-    # Of the sums that are written down, what may be left for the change to pay.
+    # The change pays if at most this share of the multiplications is left.
     return left <= 0.7 * written
 
 
 def _emitted(scene: Scene, read: Call, parts: list[Part]) -> fx.Node:
-    """The sum of all maps, mixed and then made larger; a shift is added to one of them alone."""
+    """The sum of all maps, mixed and then upsampled; the bias is added to one of them."""
     total: fx.Node | None = None
     start, bias = 0, read.get("bias")
     for part in parts:

@@ -1,8 +1,8 @@
-"""Chains of convolutions along sequences whose results are added to what they were made of, as vocoders have them.
+"""Makes chains of convolutions along sequences channels last, as in vocoders, whose results are added to their inputs.
 
-PyTorch lays the steps of a sequence next to each other, always, and cuDNN's kernels for 16 bits want channels there: it
-turns every input over and every result back. One convolution by itself gains nothing from being laid otherwise, since
-whoever is added to its result is not; a whole chain does, from its first convolution to its last.
+PyTorch always makes the steps of a sequence contiguous, and cuDNN's 16-bit kernels need channels there, so every input
+and result is transposed. A single convolution gains nothing from another layout, because its result is added to a
+tensor in the old one; a whole chain does.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _ALONE = (
 )  # fmt: skip
 _BOTH = ("add", "sub", "mul", "div")
 _OWN_LAYOUT = ("contiguous", "reshape")
-"""What returns its own layout, whatever it is given."""
+"""Ops that return their own layout for any input."""
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
 def raised(x: Tensor, weight: Tensor, stride: int, padding: int, more: int, dilation: int) -> Tensor:
-    """``F.conv_transpose1d`` with its channels last, by the faster of two ways; one opaque op to tracers."""
+    """``F.conv_transpose1d`` with channels last, by the faster implementation; one opaque op for tracers."""
     if type(x) is Tensor and not _active_modes():
         return _raised(x, weight, stride, padding, more, dilation)
     return torch.ops.ridgeline_optimizer.raised(x, weight, stride, padding, more, dilation)
@@ -68,7 +68,7 @@ def _(x: Tensor, weight: Tensor, stride: int, padding: int, more: int, dilation:
 
 
 def shifted_by(x: Tensor, bias: Tensor) -> Tensor:
-    """A bias of every channel, which a compiler adds where the result is read next."""
+    """Add a bias per channel, which a compiler fuses with the next op."""
     return x + bias.view(-1, 1)
 
 
@@ -90,7 +90,7 @@ def sequence_chains(scene: Scene) -> list[Match]:
 
 
 class _Chains:
-    """Convolutions and functions of elements that pass sequences to each other, put together in parts of a graph."""
+    """Connected components of convolutions and elementwise ops on sequences."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -112,7 +112,7 @@ class _Chains:
             self._look_at(node)
 
     def whole(self) -> list[list[Call]]:
-        """The convolutions of every part that can be laid otherwise and gains by it."""
+        """The convolutions of every component that can change its layout and gains by it."""
         parts: dict[fx.Node, list[Call]] = {}
         spoiled, joins = {self._first(node) for node in self.spoiled}, {self._first(node) for node in self.joins}
         for node, read in self.layers.items():
@@ -131,7 +131,7 @@ class _Chains:
         return (self.scene.shape(read["weight"]) or (0, 0, 1))[2] > 1
 
     def _takes(self, node: fx.Node, user: fx.Node) -> bool:
-        """Whether what reads a value passes it on as it lies, or turns it itself."""
+        """Whether a reader of a value keeps its layout, or transposes it itself."""
         read = call(user)
         if read is None or user.op == "output":
             self.spoiled.add(node)
@@ -145,7 +145,7 @@ class _Chains:
         return True
 
     def _look_at(self, node: fx.Node) -> None:
-        """A sum's other side must lie the same way, or be too small to matter; two sides of a part join it."""
+        """The other operand of a sum must have the same layout, or be small; two components are joined."""
         read = call(node)
         if read is None or read.op not in _BOTH:
             return
@@ -161,7 +161,7 @@ class _Chains:
 
 
 def _wide(scene: Scene, node: fx.Node) -> Call | None:
-    """A convolution of many channels in 16 bits, along a long sequence."""
+    """A 16-bit convolution of many channels along a long sequence."""
     read = call(node)
     settings = None if read is None or read.op not in _CONVOLUTIONS else settings_of(read)
     if read is None or settings is None or not isinstance(read["input"], fx.Node):

@@ -1,1 +1,1 @@
-"""Rewrites of linear layers and matrix products."""
+"""Rewrites of linear layers and GEMMs."""

@@ -1,8 +1,7 @@
-"""Activations behind products: in the product's last step, or as a kernel that memory alone holds up.
+"""Activations after GEMMs: as an epilogue, or as a kernel bound by memory.
 
-Whether cuBLASLt's last step, ours, or a kernel behind cuBLASLt's plain product is fastest is decided by a race when a
-shape is first run on the device. Where sums are short, as in the first stages of image networks, a pass over the result
-costs more than the product.
+A race at the first run of a shape decides between cuBLASLt's epilogue, ours, and a kernel after cuBLASLt's plain GEMM.
+For a short inner dim, as in the first stages of image networks, a pass over the result costs more than the GEMM.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _active_modes = torch._C._len_torch_dispatch_stack
 
 
 def activated_product(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> Tensor:
-    """``relu``, ``gelu_tanh`` or ``gelu`` of ``x @ weight + bias``: on a GPU the fastest of a few ways to compute it.
+    """``relu``, ``gelu_tanh`` or ``gelu`` of ``x @ weight + bias`` by the fastest implementation.
 
-    Tracers see one opaque op: taken apart again, the activation would be a pass over memory of its own.
+    One opaque op for tracers: decomposed, the activation would be a separate pass over memory.
     """
     if type(x) is Tensor and not _active_modes():
         return _activated(bias, x, weight, kind)
@@ -46,7 +45,7 @@ def _activated(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> Tensor:
 
 
 def _ways(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> dict[str, Any]:
-    """The library's product and a kernel behind it; the library's with the activation; ours with it."""
+    """The library's GEMM and a kernel after it; the library's epilogue; ours."""
     found: dict[str, Any] = {"apart": partial(_apart, bias, x, weight, kind)}
     if kind != "gelu":
         found["together"] = partial(torch._addmm_activation, bias, x, weight, use_gelu=kind == "gelu_tanh")
@@ -97,7 +96,7 @@ def _kind(scene: Scene, read: Call) -> str | None:
         return None
     if read.get("approximate", "none") == "tanh":
         return "gelu_tanh"
-    return "gelu" if scene.dtype(read.node) in NARROW else None  # no library has it, and our kernels are for 16 bits
+    return "gelu" if scene.dtype(read.node) in NARROW else None  # no library has it; our kernels need 16 bits
 
 
 def _joined(scene: Scene, act: Call, kind: str) -> Match | None:
@@ -127,7 +126,7 @@ def _joined(scene: Scene, act: Call, kind: str) -> Match | None:
 
 
 def _before_views(node: Any) -> tuple[fx.Node, tuple[fx.Node, ...]]:
-    """The node behind views that only this chain uses."""
+    """The node before views without other users."""
     steps = []
     while (read := call(node)) is not None and read.op in ("view", "reshape") and len(node.users) == 1:
         steps.append(node)
@@ -136,7 +135,7 @@ def _before_views(node: Any) -> tuple[fx.Node, tuple[fx.Node, ...]]:
 
 
 def _product(scene: Scene, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, bool] | None:
-    """(bias, x, weight, whether the weight lies turned) of a linear layer or a matrix product with a bias."""
+    """(bias, x, weight, whether the weight is transposed) of a linear layer or a GEMM with a bias."""
     read = call(node)
     if read is None or read.op not in ("linear", "addmm"):
         return None
@@ -156,7 +155,7 @@ def _product(scene: Scene, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, bo
     needs_kernels=True,
 )
 def plain_gelu(scene: Scene) -> list[Match]:
-    """Only where what is before and behind is a product: elsewhere a compiler fuses it with its neighbors."""
+    """Only between GEMMs: elsewhere a compiler fuses it with its neighbors."""
     found = []
     for node in scene.nodes:
         read = call(node)
@@ -174,7 +173,7 @@ def plain_gelu(scene: Scene) -> list[Match]:
 
 
 def _between(act: Call) -> bool:
-    """Whether an activation reads a product and is read by products alone, views aside."""
+    """Whether an activation reads a GEMM and only GEMMs read it, through views."""
     source = act["input"]
     while (read := call(source)) is not None and read.op in _ROOMS:
         source = read["input"]

@@ -1,4 +1,4 @@
-"""Products written as einsum, as products: attention and layers by letters are then seen by those who look for them."""
+"""Rewrites einsums that are matrix products to ``matmul`` and ``linear``, which other rewrites recognize."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 
 @dataclass(frozen=True, slots=True)
 class Letters:
-    """Two operands and what their dims are called; the free letter of the left one comes first in the result."""
+    """Two operands and the letters of their dims; the free letter of the left one comes first in the result."""
 
     left: str
     right: str
@@ -31,7 +31,7 @@ class Letters:
 
     @property
     def shared(self) -> str:
-        """Letters of both and of the result, in its order."""
+        """The letters of both operands and of the result, in its order."""
         return "".join(each for each in self.out if each in self.left and each in self.right)
 
     @property
@@ -72,7 +72,7 @@ def _put(scene: Scene, read: Call) -> Match | None:
 
 
 def _letters(scene: Scene, read: Call) -> Letters | None:
-    """The equation with all its dims named, no letter twice in an operand and of one size in both."""
+    """The equation with all dims named, no letter twice in an operand, and equal sizes in both."""
     operands, equation = read["operands"], read["equation"]
     if len(operands) != 2 or not all(isinstance(each, fx.Node) for each in operands) or not isinstance(equation, str):
         return None
@@ -80,7 +80,7 @@ def _letters(scene: Scene, read: Call) -> Letters | None:
     names, shapes = sides.split(","), [scene.shape(each) for each in operands]
     if len(names) != 2 or any(shape is None for shape in shapes):
         return None
-    if not arrow:  # PyTorch's order for what is not said: letters met once, sorted
+    if not arrow:  # the implicit output: letters that occur once, sorted
         out = "..." * ("..." in sides) + "".join(sorted(x for x in set(sides) - set(",.") if sides.count(x) == 1))
     named = _without_dots(names, [len(shape or ()) for shape in shapes], out)
     if named is None:
@@ -95,7 +95,7 @@ def _letters(scene: Scene, read: Call) -> Letters | None:
 
 
 def _without_dots(names: list[str], dims: list[int], out: str) -> tuple[str, str, str] | None:
-    """The same with letters for the dims that dots stand for, counted from the last."""
+    """The equation with letters in place of the ellipsis, counted from the last dim."""
     spare = [each for each in string.ascii_letters if each not in "".join((*names, out))]
     hidden = [num - len(name.replace("...", "")) if "..." in name else 0 for name, num in zip(names, dims, strict=True)]
     most = max(hidden)
@@ -107,7 +107,7 @@ def _without_dots(names: list[str], dims: list[int], out: str) -> tuple[str, str
 
 
 def _is_product(left: str, right: str, out: str) -> bool:
-    """One letter summed, the others kept, and letters of each side alone: products of matrices, batched or not."""
+    """Whether one letter is summed, the others kept, and each operand has letters of its own: a (batched) GEMM."""
     if any(len(set(each)) != len(each) for each in (left, right, out)) or set(out) - set(left) - set(right):
         return False
     summed = (set(left) & set(right)) - set(out)
@@ -126,7 +126,7 @@ def _agree(left: str, right: str, shapes: list[Any]) -> bool:
 
 
 def _layer(scene: Scene, at: fx.Node, read: Letters) -> fx.Node | None:
-    """A matrix behind all rows of a tensor, as layers have it."""
+    """A matrix applied to all rows of a tensor, as in a linear layer."""
     if read.shared or len(read.columns) != 1 or read.left[-1] != read.summed or read.out != read.rows + read.columns:
         return None
     if read.right == read.columns + read.summed:
@@ -135,7 +135,7 @@ def _layer(scene: Scene, at: fx.Node, read: Letters) -> fx.Node | None:
 
 
 def _product(scene: Scene, at: fx.Node, read: Letters) -> fx.Node | None:
-    """Shared letters first, then rows and columns; keys are turned last, which is how attention is written."""
+    """Shared letters first, then rows and columns; keys are transposed last, as attention is usually written."""
     if len(read.rows) != 1 or len(read.columns) != 1 or not read.shared:
         return None
     a = _ordered(scene, at, read.a, read.left, read.shared + read.rows + read.summed)

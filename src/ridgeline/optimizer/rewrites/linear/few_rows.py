@@ -1,4 +1,4 @@
-"""Products of a few rows: a linear layer with the norm before it and the gate and the sum behind it is one kernel."""
+"""Linear layers of a few rows: the norm before it, and the gate and the sum after it, are part of one kernel."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ def product(
     gated: bool,
     early: bool,
 ) -> Tensor:
-    """Our kernel; while a graph is recorded, one that fetches its weight before the kernel ahead of it has ended.
+    """Our kernel; during a capture it prefetches its weight before the kernel before it has ended (``early``).
 
-    The rewrite has seen that nothing in the graph writes the weight. What ran before the graph it cannot see, so the
-    first product of one is never ``early``: the others come behind it.
+    Nothing in the graph writes the weight. What ran before the graph is unknown, so the first layer is never early.
     """
     with overlapped(early and recording()):
         return linear(
@@ -45,7 +44,7 @@ def product(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A linear layer with what was found around it; ``inside`` is what one kernel takes the place of."""
+    """A linear layer with the ops around it; ``inside`` are the nodes that one kernel replaces."""
 
     x: fx.Node
     weight: fx.Node
@@ -89,7 +88,7 @@ def products(scene: Scene) -> list[Match]:
 
 
 def _take_apart(scene: Scene, both: fx.Node) -> None:
-    """A sum and its norm as two nodes again: the sum goes into the product before, the norm into those after."""
+    """Split a fused sum and norm: the sum is fused with the GEMM before, the norm with those after."""
     parts = {user.args[1]: user for user in both.users if user.target is operator.getitem}
     normed, summed = parts.get(0), parts.get(1)
     if normed is None or len(parts) != len(both.users):
@@ -108,12 +107,12 @@ def _take_apart(scene: Scene, both: fx.Node) -> None:
 
 
 def _read(scene: Scene, node: fx.Node, norm: bool = True) -> Found | None:
-    """A linear layer that the kernel runs, with as much around it as it takes."""
+    """A linear layer that the kernel supports, with the ops it can fuse."""
     read = call(node)
     if read is None or read.op != "linear" or not isinstance(read["weight"], fx.Node):
         return None
     shape, weight = scene.shape(read["input"]), scene.tensor(read["weight"])
-    # Elements of a weight below which reading it is not what a product costs.
+    # Smaller weights are not what a GEMM's time depends on.
     if shape is None or weight is None or weight.numel() < 1 << 16 or is_written(scene, read["weight"]):
         return None
     if torch.Size(shape[:-1]).numel() > MAX_ROWS or torch.Size(shape).numel() == 0:
@@ -129,7 +128,7 @@ def _read(scene: Scene, node: fx.Node, norm: bool = True) -> Found | None:
 
 
 def _runs(scene: Scene, found: Found) -> bool:
-    """Whether the kernel takes these, and they are what they were where each was read."""
+    """Whether the kernel supports these arguments, and they are unchanged since they were read."""
     if LINEAR.support(*(scene.value(each) for each in found.arguments())) is not None:
         return False
     leaves = [each for each in found.arguments() if isinstance(each, fx.Node)]
@@ -149,7 +148,7 @@ def _with_norm(scene: Scene, found: Found) -> Found | None:
 
 
 def _with_gate(scene: Scene, found: Found) -> Found | None:
-    """act(first half) · second half, of one product of both."""
+    """act(first half) · second half, of one GEMM for both."""
     halves = [half for user in found.out.users for half in _halves(scene, user, found.out)]
     if len({half for half, _ in halves}) != 2 or len(halves) != 2 or not _only_halves(found.out, halves):
         return None
@@ -163,7 +162,7 @@ def _with_gate(scene: Scene, found: Found) -> Found | None:
 
 
 def _halves(scene: Scene, node: fx.Node, wide: fx.Node) -> list[tuple[int, fx.Node]]:
-    """Which halves of the last dim of a product a user takes: (0 or 1, node)."""
+    """The halves of the last dim that a user takes: (0 or 1, node)."""
     width = (scene.shape(wide) or (0,))[-1]
     if node.target is columns and node.args[2] * 2 == width and node.args[1] in (0, width // 2):
         return [(int(node.args[1] != 0), node)]
@@ -179,13 +178,13 @@ def _halves(scene: Scene, node: fx.Node, wide: fx.Node) -> list[tuple[int, fx.No
 
 
 def _only_halves(wide: fx.Node, halves: list[tuple[int, fx.Node]]) -> bool:
-    """Whether nothing else reads the product."""
+    """Whether nothing else reads the GEMM."""
     known = {node for _, node in halves} | {node.args[0] for _, node in halves}
     return all(user in known for user in wide.users)
 
 
 def _gate_of(node: fx.Node, gate: fx.Node, up: fx.Node) -> tuple[str | None, tuple[fx.Node, ...]]:
-    """The activation of a gate, written as our kernel or as a product; and the nodes that make it."""
+    """The activation of a gate, as our kernel or as a product, and its nodes."""
     if node.target is swiglu and tuple(node.args) == (gate, up):
         return "silu", (node,)
     if node.target is geglu and tuple(node.args[:2]) == (gate, up):

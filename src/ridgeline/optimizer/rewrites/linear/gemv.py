@@ -1,4 +1,4 @@
-"""A large matrix times one vector: our kernel for products of a few rows, where a race shows it to be faster."""
+"""Large matrix-vector products: our kernel for few rows, where a race shows it to be faster."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
 LEAST_ELEMENTS = 1 << 24
-"""Elements of a matrix that take longer to read than a launch."""
+"""Smaller matrices take less time to read than a launch."""
 CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
 def raced_vector(matrix: Tensor, vector: Tensor) -> Tensor:
-    """``matrix @ vector``, [M, K] by [K] or [K, 1]; one opaque op to tracers."""
+    """``matrix @ vector``, [M, K] by [K] or [K, 1]; one opaque op for tracers."""
     if type(matrix) is Tensor and not _active_modes():
         return _raced(matrix, vector)
     return torch.ops.ridgeline_optimizer.raced_vector(matrix, vector)
@@ -32,7 +32,7 @@ def _raced(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 def _ours(matrix: Tensor, vector: Tensor) -> Tensor:
-    """A row of the matrix is an output: it is the weight of a linear layer that is given one row, the vector."""
+    """The matrix as the weight of a linear layer with one row of input, the vector."""
     return linear(vector.reshape(1, -1), matrix).reshape(matrix.shape[0], *vector.shape[1:])
 
 

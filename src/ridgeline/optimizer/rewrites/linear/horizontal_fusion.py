@@ -1,4 +1,4 @@
-"""Products that share their input become one: query, key and value projections, gate and up projections."""
+"""Fuses linear layers that share their input into one GEMM: query, key and value projections, gate and up."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def side_by_side(scene: Scene) -> list[Match]:
 
 
 def _trained(scene: Scene, group: list[Call]) -> Match | None:
-    """One product over weights that are put together in every step, so that parameters and gradients stay theirs."""
+    """One GEMM over weights concatenated in every step, so that parameters and gradients stay separate."""
     first = min(group, key=lambda read: scene.position(read.node))
     last = max(group, key=lambda read: scene.position(read.node))
     weights, biases = [read["weight"] for read in group], [read.get("bias") for read in group]
@@ -82,21 +82,21 @@ def _trained(scene: Scene, group: list[Call]) -> Match | None:
 
 
 def _is_worth_a_copy(scene: Scene, group: list[Call]) -> bool:
-    """Whether reading and writing all weights, forward and backward, takes less than what is no longer done.
+    """Whether copying all weights, forward and backward, takes less time than what is saved.
 
-    For each product but one: a sum of two gradients of the input, and its launches.
+    Saved are, for each GEMM but one, a sum of two gradients of the input, and its launches.
     """
     given = scene.tensor(group[0]["input"])
     weights = [real for read in group if (real := scene.real(read["weight"])) is not None]
     copied = sum(4 * weight.numel() * weight.element_size() for weight in weights)
     summed = 0 if given is None else 3 * given.numel() * given.element_size()
-    # What could be read while the launches of a product are waited for: in both directions, and a sum of gradients,
-    # some 3 µs each in a recording.
+    # Bytes that could be read during the launches of a GEMM and its two backward GEMMs, and of a sum of gradients:
+    # some 3 µs each in a CUDA graph.
     return copied <= (len(group) - 1) * (summed + 40e6)
 
 
 def _groups(scene: Scene) -> list[list[Call]]:
-    """Linear layers by the input they read, two or more, each weight a parameter that nobody else lays out."""
+    """Groups of two or more linear layers with the same input, each weight a parameter without other users."""
     by_input: dict[tuple[Any, ...], list[Call]] = {}
     for node in scene.nodes:
         read = call(node)
@@ -104,7 +104,7 @@ def _groups(scene: Scene) -> list[list[Call]]:
             continue
         weight, bias = read["weight"], read.get("bias")
         if any(user.op == "output" for user in node.users):
-            continue  # what is returned keeps memory of its own
+            continue  # outputs keep memory of their own
         if _is_plain(scene, weight) and (bias is None or _is_plain(scene, bias)):
             key = (read["input"], bias is None, scene.dtype(weight), (scene.shape(weight) or (0, 0))[1])
             by_input.setdefault(key, []).append(read)
@@ -112,13 +112,13 @@ def _groups(scene: Scene) -> list[list[Call]]:
 
 
 def _is_distinct(group: list[Call]) -> bool:
-    """Every weight once, and used by this layer alone: a shared one would be laid out twice."""
+    """Whether every weight occurs once, used by this layer alone: a shared one would be packed twice."""
     weights = [read["weight"] for read in group]
     return len(set(weights)) == len(weights) and all(len(weight.users) == 1 for weight in weights)
 
 
 def _is_plain(scene: Scene, node: Any) -> bool:
-    """A parameter in one piece of ordinary memory."""
+    """Whether a node is a contiguous parameter in ordinary memory."""
     real = scene.real(node)
     if real is None or type(real) not in (torch.nn.Parameter, Tensor) or not scene.is_state(node):
         return False
@@ -126,9 +126,9 @@ def _is_plain(scene: Scene, node: Any) -> bool:
 
 
 def may_be_laid(parameters: Sequence[Tensor]) -> bool:
-    """Whether parameters may be given other memory: each owns all of its own, or they already lie side by side.
+    """Whether parameters may be moved: each owns its whole storage, or they are already adjacent.
 
-    Weights tied by their memory were tied no more, and what somebody wrote to an alias of one did not reach the model.
+    Otherwise weights tied by their memory would be untied, and writes to an alias would not reach the model.
     """
     return are_adjacent(parameters) or all(
         x.untyped_storage().nbytes() == x.numel() * x.element_size() and is_alone(x) for x in parameters
@@ -136,7 +136,7 @@ def may_be_laid(parameters: Sequence[Tensor]) -> bool:
 
 
 def are_adjacent(parameters: Sequence[Tensor]) -> bool:
-    """Whether parameters follow each other in one piece of memory."""
+    """Whether parameters are adjacent in one storage."""
     first = parameters[0]
     place = first.storage_offset()
     for x in parameters:
@@ -174,7 +174,7 @@ def _joined(scene: Scene, group: list[Call]) -> Match | None:
 
 
 def columns(wide: Tensor, start: int, size: int) -> Tensor:
-    """Some columns of a product, where they lie."""
+    """Some columns of a GEMM's result, as a view."""
     return wide.narrow(-1, start, size)
 
 
@@ -192,10 +192,10 @@ def _stand_in(like: Tensor, rows: int) -> Tensor:
 
 
 class Pack:
-    """Parameters laid side by side in one tensor, of which they are views from then on: memory does not double.
+    """Concatenates parameters into one tensor, and makes them views of it, so that memory does not double.
 
-    Writes to a parameter are writes to the pack. A parameter that was given other memory since is copied in again. One
-    compiled block may serve many layers, so there is a pack for each set of parameters that came by.
+    Writes to a parameter are writes to the pack. A parameter that was moved since is copied in again. A compiled block
+    may serve several layers, so there is a pack for each set of parameters.
     """
 
     def __init__(self, indices: Sequence[int]) -> None:
@@ -218,7 +218,7 @@ class Pack:
         if are_adjacent(parameters):
             first, rows = parameters[0].detach(), sum(x.shape[0] for x in parameters)
             pack = first.as_strided((rows, *first.shape[1:]), first.stride())
-        elif not may_be_laid(parameters):  # of another layer than the one that was looked at, or tied since
+        elif not may_be_laid(parameters):  # of another layer than the traced one, or tied since
             return torch.cat([x.detach() for x in parameters])
         else:
             pack = torch.cat([x.detach() for x in parameters])
@@ -242,13 +242,13 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class _Laid:
-    """A pack, and the parameters that lie in it with their places."""
+    """A pack, and its parameters with their addresses."""
 
     pack: Tensor
     pointers: tuple[int, ...]
     parameters: tuple[weakref.ref[Tensor], ...]
 
     def is_used(self) -> bool:
-        """Whether the parameters still lie here: one that was given other memory leaves the pack to be freed."""
+        """Whether the parameters are still views of the pack; otherwise it can be freed."""
         alive = [parameter() for parameter in self.parameters]
         return all(x is not None and x.data_ptr() == at for x, at in zip(alive, self.pointers, strict=True))

@@ -1,8 +1,8 @@
-"""Large products with an odd number of columns: a vocabulary of 50,257 words, by whichever way is the fastest here.
+"""Large GEMMs with an odd number of columns, such as a vocabulary of 50,257 words, by the fastest implementation.
 
-Outside of traced graphs a layer of its own is padded (``in_place.padded_linear``); a graph of the whole model was
-left the library's slow kernels: GPT-2 medium rewritten as a whole took 10.5 ms where its blocks, with the last product
-padded, took 6.4 (H200). Inductor pads by itself.
+Outside of traced graphs the layer itself is padded (``in_place.padded_linear``). GPT-2 medium rewritten as a whole took
+10.5 ms with the library's slow kernel where its blocks, with the last GEMM padded, took 6.4 (H200). Inductor pads by
+itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewri
 
 
 def odd_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``F.linear``, raced when its sizes are first seen."""
+    """``F.linear``, raced at the first run of its sizes."""
     flat = x.reshape(-1, weight.shape[1])
     return product_of(flat, weight, bias).view(*x.shape[:-1], weight.shape[0])
 

@@ -1,4 +1,4 @@
-"""Linear layers in fewer bits: those of a stated list, each in its format, joined where they share their input."""
+"""Quantizes the linear layers of a given list, each in its format, fused if they share their input."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def narrow(scene: Scene) -> list[Match]:
     _take_norms_apart(scene, bank)
     made = [node for group in _groups(scene, bank) if (node := _joined(scene, bank, group)) is not None]
     found = []
-    for node, what in made:  # all layers first: what stands around one may be another
+    for node, what in made:  # after all layers, because ops around one may belong to another
         wide, around = _wider(scene, node) if node.target is narrow_product else (node, "")
         found.append(scene.match(wide, what + around))
     return found
 
 
 def _take_norms_apart(scene: Scene, bank: Bank) -> None:
-    """Sums and their norms as two nodes again where few-row products follow: those take both in."""
+    """Split fused sums and norms before few-row GEMMs, which fuse both."""
     from ridgeline.optimizer.rewrites.linear.few_rows import (
-        _take_apart,  # registered behind this rewrite, and so imported
+        _take_apart,  # imported here, because that module is registered later
     )
 
     for node in scene.nodes:
@@ -74,7 +74,7 @@ def _take_norms_apart(scene: Scene, bank: Bank) -> None:
 
 
 def _format(scene: Scene, bank: Bank, read: Call | None) -> str | None:
-    """The format a node is to be computed in: a linear layer of the list that nothing in the graph writes to."""
+    """The format of a node: a linear layer of the list that nothing in the graph writes to."""
     if read is None or read.op != "linear" or not isinstance(read["weight"], fx.Node):
         return None
     found = bank.format_of(scene.real(read["weight"]))
@@ -82,7 +82,7 @@ def _format(scene: Scene, bank: Bank, read: Call | None) -> str | None:
 
 
 def _groups(scene: Scene, bank: Bank) -> list[list[fx.Node]]:
-    """Layers of the list by input, format and whether they have a bias; one whose result is returned stays alone."""
+    """Layers of the list by input, format and bias; a layer whose result is returned stays alone."""
     by_input: dict[tuple[Any, ...], list[fx.Node]] = {}
     for node in scene.nodes:
         read = call(node)
@@ -96,7 +96,7 @@ def _groups(scene: Scene, bank: Bank) -> list[list[fx.Node]]:
 
 
 def _joined(scene: Scene, bank: Bank, layers: list[fx.Node]) -> tuple[fx.Node, str] | None:
-    """The layers as one product in their format, and what it is; read only now, when those before are in place."""
+    """The layers as one GEMM in their format, and its description; read only now, after earlier replacements."""
     group = [read for node in layers if (read := call(node)) is not None]
     first = min(group, key=lambda read: scene.position(read.node))
     last = max(group, key=lambda read: scene.position(read.node))
@@ -127,7 +127,7 @@ def _emitted(scene: Scene, at: fx.Node, format: str, x: Any, made: Sequence[fx.N
 
 def _split(scene: Scene, at: fx.Node, group: list[Call], wide: fx.Node) -> list[fx.Node]:
     from ridgeline.optimizer.rewrites.linear.horizontal_fusion import (
-        columns,  # registered behind this rewrite, and so imported
+        columns,  # imported here, because that module is registered later
     )
 
     if len(group) == 1:
@@ -142,9 +142,9 @@ def _bias(scene: Scene, at: fx.Node, biases: Sequence[Any]) -> fx.Node:
 
 
 def _fed(scene: Scene, packed: Packed, indices: Sequence[int]) -> list[fx.Node]:
-    """The narrow tensors as further inputs of the graph, looked over before every run.
+    """The quantized tensors as further inputs of the graph, checked before every run.
 
-    A module may have been given another parameter since; the narrow weight is then made from that one.
+    If a module's parameter was replaced since, its weight is quantized again.
     """
 
     def current(place: int) -> Any:
@@ -166,9 +166,9 @@ def _fed(scene: Scene, packed: Packed, indices: Sequence[int]) -> list[fx.Node]:
 
 
 def _wider(scene: Scene, node: fx.Node) -> tuple[fx.Node, str]:
-    """A few-row product with the norm before it and gate, activation and sum behind it, as far as they are there."""
+    """A few-row GEMM fused with the norm before it, and the gate, activation and sum after it, if present."""
     from ridgeline.optimizer.rewrites.linear import (
-        few_rows as products,  # registered behind this rewrite, and so imported
+        few_rows as products,  # imported here, because that module is registered later
     )
 
     x, weight, scale, bias = node.args[:4]
@@ -197,7 +197,7 @@ def _arguments(found: Found, scale: Any) -> tuple[Any, ...]:
 
 
 def _runs(scene: Scene, found: Found, scale: Any) -> bool:
-    """Whether the kernel takes these, and they are what they were where each was read."""
+    """Whether the kernel supports these arguments, and they are unchanged since they were read."""
     given = _arguments(found, scale)
     if QUANTIZED_LINEAR.support(*(scene.value(each) for each in given)) is not None:
         return False

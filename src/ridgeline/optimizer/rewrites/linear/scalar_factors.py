@@ -1,4 +1,4 @@
-"""Products and sums with several numbers in a row, joined."""
+"""Joins consecutive multiplications and additions of scalars."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _is_float(scene: Scene, node: Any) -> bool:
 
 
 def _affine(read: Call) -> tuple[str, float, fx.Node] | None:
-    """("mul" or "add", number, node) of a call that scales a node or shifts it by a number."""
+    """("mul" or "add", number, node) of a call that scales or shifts a node by a number."""
     if read.op not in ("mul", "div", "add", "sub") or read.given.get("rounding_mode") or read.given.get("alpha"):
         return None
     a, b = read.given.get("input"), read.given.get("other")

@@ -1,6 +1,6 @@
-"""Large float32 products go to the tensor cores at float32's own accuracy, where that is faster than the library's.
+"""Large float32 GEMMs as split GEMMs on the tensor cores at float32's accuracy, where those are faster.
 
-Which is faster is decided by a race when sizes are first run on the device (``contest``).
+A race at the first run of a shape decides (``contest``).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewri
 
 LEAST_FLOPS = 1e8
 TILE, PIECES_TOGETHER, LEAST_PIECE = 128, 264, 2048
-"""Sums are cut where tiles of the result are few: to twice as many pieces of them as an H200 has processors, each of so
-many terms that adding the pieces costs little."""
+"""Long sums are split where the result has few tiles: to two pieces per SM of an H200, of so many terms each that
+adding the pieces costs little."""
 CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
 def raced_product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    """``a @ b`` (+ ``bias``) in float32, by the library or on the tensor cores; one opaque op to tracers."""
+    """``a @ b`` (+ ``bias``) in float32, by the library or on the tensor cores; one opaque op for tracers."""
     if type(a) is Tensor and not _active_modes():
         return _raced(a, b, bias)
     return torch.ops.ridgeline_optimizer.raced_product(a, b, bias)
@@ -70,7 +70,7 @@ def _library(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def num_pieces(a: Tensor, b: Tensor) -> int:
-    """Into how many pieces long sums are cut, whose products are added: as many as give processors enough to do."""
+    """The number of split-K pieces that keeps all SMs busy."""
     if a.dim() != 2 or b.dim() != 2:
         return 1
     tiles = -(-a.shape[0] // TILE) * -(-b.shape[1] // TILE)
@@ -81,7 +81,7 @@ def num_pieces(a: Tensor, b: Tensor) -> int:
 
 
 def _in_pieces(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    """Products of stretches of the inner dim, added in float32."""
+    """Split-K: GEMMs of pieces of the inner dim, added in float32."""
     num = num_pieces(a, b)
     left, right = a.unflatten(1, (num, -1)).transpose(0, 1), b.unflatten(0, (num, -1))
     found = planned(left, right, None, thin=False)(left, right, None).sum(0)
@@ -148,7 +148,7 @@ def _put(scene: Scene, node: fx.Node, read: Call) -> Match | None:
 
 
 def _as_matmul(read: Call | None) -> Call | None:
-    """An einsum that is a product with one matrix, ``...l,lk->...k``, read as that; anything else as it is."""
+    """An einsum ``...l,lk->...k`` read as a matmul; anything else is returned unchanged."""
     if read is None or read.op != "dot_einsum":
         return read
     operands = read["operands"]
@@ -169,7 +169,7 @@ def _matmul_args(read: Call) -> tuple[Any, ...]:
 
 
 def _factors(scene: Scene, read: Call) -> tuple[Tensor, Tensor] | None:
-    """The factors of a product our kernel takes, as [..., M, K] and [K, N]."""
+    """The factors of a GEMM that our kernel supports, as [..., M, K] and [K, N]."""
     if read.op not in ("linear", "matmul", "mm", "bmm", "addmm"):
         return None
     if read.given.get("beta", 1) != 1 or read.given.get("alpha", 1) != 1:
@@ -185,7 +185,7 @@ def _factors(scene: Scene, read: Call) -> tuple[Tensor, Tensor] | None:
 def _pays(factors: tuple[Tensor, Tensor]) -> bool:
     a, b = factors
     rows = a.shape[-2] if b.dim() == 3 else a.shape[:-1].numel()
-    # rows · columns / (rows + columns) from which a product may be worth more than the reading of its factors.
+    # From this value of rows · columns / (rows + columns) a GEMM may be bound by compute, not by reading its factors.
     balanced = rows * b.shape[-1] / max(1, rows + b.shape[-1]) >= 24.0
     return balanced and 2.0 * a.numel() * b.shape[-1] >= LEAST_FLOPS
 
@@ -217,19 +217,19 @@ def wide_attention(scene: Scene) -> list[Match]:
 
 
 def _is_wide(scene: Scene, read: Call) -> bool:
-    """Plain attention of dense float32 heads, as many of keys as of queries."""
+    """Plain attention of contiguous float32 heads, as many of keys as of queries."""
     tensors = [scene.tensor(read.given.get(name)) for name in ("query", "key", "value")]
     plain = read.get("attn_mask") is None and not read.get("is_causal", False) and not read.get("dropout_p", 0.0)
     if not plain or read.get("enable_gqa", False) or any(each is None or each.dim() != 4 for each in tensors):
         return False
     dense = all(each.is_contiguous() and each.dtype == torch.float32 for each in tensors)  # type: ignore[union-attr]
     q, k, v = (each.shape for each in tensors if each is not None)
-    # The widest heads that PyTorch's fused attention kernels take: wider ones are two products and a softmax anyway.
+    # PyTorch's fused attention kernels take heads up to this size: wider ones are two GEMMs and a softmax anyway.
     return dense and q[:2] == k[:2] == v[:2] and q[-1] > 256 and min(q[2], k[2]) >= 128
 
 
 def attention_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, turned: bool = False) -> Tensor:
-    """softmax(q kᵀ · scale) v, head by head; ``turned`` lays the heads of a position side by side."""
+    """softmax(q kᵀ · scale) v, head by head; ``turned`` puts the heads of a position side by side."""
     heads = [each.flatten(0, 1) for each in (q, k, v)]
     scores = raced_product(heads[0], heads[1].transpose(1, 2), None)
     weights = torch.softmax(scores * scale, -1)
@@ -242,7 +242,7 @@ ATTENTION_CONTEST = Contest()
 
 
 def raced_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, turned: bool) -> Tensor:
-    """Float32 attention by the library or by our kernel; one opaque op to tracers."""
+    """Float32 attention by the library or by our kernel; one opaque op for tracers."""
     if type(q) is Tensor and not _active_modes():
         return _raced_attention(q, k, v, scale, causal, turned)
     return torch.ops.ridgeline_optimizer.raced_attention(q, k, v, scale, causal, turned)
@@ -302,7 +302,7 @@ def float32_attention(scene: Scene) -> list[Match]:
 
 
 def _is_plain_float32(scene: Scene, read: Call) -> bool:
-    """Attention without masks but the causal one, of heads that the kernel takes, and enough of it."""
+    """Attention without masks but the causal one, with supported heads, and large enough."""
     tensors = [scene.tensor(read.given.get(name)) for name in ("query", "key", "value")]
     if any(each is None for each in tensors) or scene.shape(read["query"]) is None:
         return False

@@ -1,4 +1,4 @@
-"""Sums that lie across their rows because something transposed came in: laid along them at the first of them."""
+"""Makes residual sums contiguous that inherit a transposed layout."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _is_turned(scene: Scene, node: object) -> bool:
 
 
 def _laid(scene: Scene, node: fx.Node, turned: fx.Node) -> Match:
-    """The sum over a dense copy of what was turned, in the place of the sum."""
+    """Replace a sum by one over a contiguous copy of its transposed operand."""
     copied = scene.emit(node, dense, turned)
     args = tuple(copied if each is turned else each for each in node.args)
     new = scene.emit(node, node.target, *args, **node.kwargs) if callable(node.target) else None  # type: ignore[arg-type]

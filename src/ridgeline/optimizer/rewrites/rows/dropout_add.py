@@ -1,4 +1,4 @@
-"""Dropout before a residual sum in training: one pass, and a mask that is computed again instead of kept."""
+"""Fuses dropout with the residual sum after it in training; the mask is recomputed in the backward."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def _put(scene: Scene, node: fx.Node) -> Match | None:
         new = scene.emit(node, dropout_add, read["input"], residual, read.get("p", 0.5), True)
         if scene.replace(node, new):
             scene.discard(node)
-            scene.graph.erase_node(dropped)  # it draws random numbers, so that nobody else takes it out
+            scene.graph.erase_node(dropped)  # it draws random numbers, so dead-code elimination keeps it
             return scene.match(new, f"dropout and sum {tuple(x.shape)}")
     return None
 
 
 def _drops(read: Call) -> bool:
-    """Plain dropout that is on: of elements, not of whole channels."""
+    """Elementwise dropout in training."""
     return read.node.target is F.dropout and read.get("training", True) is True and 0.0 < read.get("p", 0.5) < 1.0

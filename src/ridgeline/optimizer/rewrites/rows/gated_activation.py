@@ -1,4 +1,4 @@
-"""Activations: those written out become one call, and a gate times what it lets through becomes one kernel."""
+"""Recognizes activations written as separate ops, and fuses gates with their products."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Wo
 
 GELU_TANH_CUBIC = 0.044715
 _CLOSE = 1e-4
-"""How far a constant of an approximate GELU may be off: people write 0.7978845608 and math.sqrt(2 / math.pi)."""
+"""Tolerance for the constants of an approximate GELU: 0.7978845608 or math.sqrt(2 / math.pi)."""
 
 
 @rewrite(
@@ -50,7 +50,7 @@ def _put(scene: Scene, node: fx.Node, target: Any, source: fx.Node, options: dic
 
 
 def _between(node: fx.Node, source: fx.Node) -> list[fx.Node]:
-    """The nodes from which ``node`` is made, back to ``source``."""
+    """The nodes from ``node`` back to ``source``."""
     found, todo = [node], [node]
     while todo:
         for each in todo.pop().all_input_nodes:
@@ -100,7 +100,7 @@ def _gelu(read: Call, argument: Any) -> fx.Node | None:
 
 
 def _factors(node: fx.Node, depth: int = 3) -> tuple[float, list[fx.Node]]:
-    """A product as a number and the nodes it multiplies; inner products used elsewhere stay whole."""
+    """A product as a number and its factors; inner products with other users stay whole."""
     read = call(node)
     if depth == 0 or read is None or read.op not in ("mul", "div"):
         return 1.0, [node]
@@ -182,7 +182,7 @@ def _factored_cube(factors: list[fx.Node]) -> fx.Node | None:
 
 
 def _powers(factors: list[fx.Node], x: fx.Node) -> float:
-    """The power of x that a product of nodes is, or -1."""
+    """The exponent of x in a product of nodes, or -1."""
     total = 0.0
     for node in factors:
         read = call(node)

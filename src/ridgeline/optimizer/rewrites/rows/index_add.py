@@ -1,8 +1,8 @@
-"""Rows added up by an index, as networks over graphs do: sorted once, then summed like bags, without atomic adds.
+"""Sums of rows by index, as in graph networks: sorted once, then summed like embedding bags, without atomics.
 
-``zeros.index_add_(0, target, x[source])`` writes every message and adds it with one atomic add an element. The edges in
-the order of their targets are bags of rows of ``x``: each sum is made in registers, in float32, and written once. All
-layers over the same edges share one sort.
+``zeros.index_add_(0, target, x[source])`` writes every message and adds it with one atomic per element. In the order of
+their targets, edges are bags of rows of ``x``: each sum is made in registers, in float32, and written once. All layers
+over the same edges share one sort.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ridgeline.optimizer.rewrites.op_names import call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
 LEAST_ELEMENTS = 1 << 22
-"""Of all messages: below, launches are what a sum costs."""
+"""Of all messages: smaller sums are bound by launches."""
 CONTEST = Contest()
 _active_modes = torch._C._len_torch_dispatch_stack
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -32,14 +32,14 @@ _ADDS = {"index_add_": "index", "index_add": "index", torch.index_add: "index",
 
 
 def sorted_edges(index: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """The order in which an index counts up, and where each of ``num`` numbers begins in it, and the end."""
+    """The sorting order of an index, and the start of each of ``num`` values in it, and the end."""
     if type(index) is Tensor and not _active_modes():
         return _sorted(index, num)
     return torch.ops.ridgeline_optimizer.sorted_edges(index, num)
 
 
 def _sorted(index: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    if _nobody_wants(index, num):  # rows are picked by it all the same: the first, as often as there are edges
+    if _nobody_wants(index, num):  # rows are still picked by it: return valid indices
         return index.new_zeros(index.shape, dtype=torch.int64), index.new_zeros(num + 1, dtype=torch.int64)
     values, order = torch.sort(index.to(torch.int32), stable=True)
     ends = torch.arange(num + 1, device=index.device, dtype=torch.int32)
@@ -47,13 +47,13 @@ def _sorted(index: Tensor, num: int) -> tuple[Tensor, Tensor]:
 
 
 def _nobody_wants(index: Tensor, num: int) -> bool:
-    """Whether every sum over so many edges was raced and won by the library: then nothing is sorted for it."""
+    """Whether the library won every race over so many edges: then the sort is skipped."""
     found = [name for key, name in CONTEST.won.items() if key[:3] == (index.numel(), num, index.device)]  # type: ignore[index]
     return bool(found) and "bags" not in found
 
 
 def from_end(index: Tensor, num: int) -> Tensor:
-    """Numbers that count from the end as those that count from the start."""
+    """Negative indices as nonnegative ones."""
     return torch.where(index < 0, index + num, index)
 
 
@@ -61,7 +61,7 @@ def index_sum(
     x: Tensor, rows: Tensor | None, factors: Tensor | None, index: Tensor, order: Tensor, picked: Tensor,
     offsets: Tensor, num: int,
 ) -> Tensor:  # fmt: skip
-    """Sums of ``x`` (or of its ``rows``), times ``factors``, by their index; ``picked`` are the rows in order."""
+    """Sums of ``x`` (or of its ``rows``), times ``factors``, by index; ``picked`` are the rows in order."""
     given = (x, rows, factors, index, order, picked, offsets, num)
     if type(x) is Tensor and not _active_modes():
         return _summed(*given)
@@ -77,7 +77,7 @@ def _summed(
         "bags": partial(_bags, x, factors, order, picked, offsets),
     }
     key = (index.numel(), num, index.device, x.shape, x.dtype, rows is None, factors is None)
-    if key not in CONTEST.won and _nobody_wants(index, num):  # nothing was sorted: bags would be empty, and fast
+    if key not in CONTEST.won and _nobody_wants(index, num):  # without a sort bags would be empty, and fast
         return ways["library"]()
     return CONTEST.run(key, ways, x.device)
 
@@ -114,15 +114,15 @@ def _(
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A sum by an index, read: of rows of ``x`` or of all of it, times a factor a row."""
+    """A sum by index: of rows of ``x`` or of all of it, times a factor per row."""
 
     node: fx.Node
     base: fx.Node
     index: fx.Node
-    column: bool  # whether the index is a column that was expanded
+    column: bool  # whether the index is an expanded column
     x: fx.Node
     rows: fx.Node | None = None
-    wraps: bool = False  # whether rows may be counted from the end
+    wraps: bool = False  # whether rows may have negative indices
     factors: fx.Node | None = None
     inside: tuple[fx.Node, ...] = ()
 
@@ -163,7 +163,7 @@ def _read(scene: Scene, node: fx.Node) -> Sum | None:
     if where.dtype not in (torch.int64, torch.int32) or not (expanded if column else where.dim() == 1):
         return None
     fits = into.shape[1:] == what.shape[1:] and what.numel() >= LEAST_ELEMENTS and into.shape[0] < 2**31 - 1
-    # What a bag's rows may have.
+    # The embedding-bag kernel takes rows of up to so many columns.
     if not fits or what.shape[1:].numel() > 1024 or not _is_fresh_zeros(scene, base, node):
         return None
     return _messages(scene, Sum(node, base, index, column, messages, inside=(node,)))
@@ -178,7 +178,7 @@ def _arguments(node: fx.Node, kind: str) -> tuple[Any, Any, Any, Any] | None:
 
 
 def _is_fresh_zeros(scene: Scene, base: Any, node: fx.Node) -> bool:
-    """Whether sums begin at zeros that nothing else saw, and that only what comes behind the sum reads."""
+    """Whether the sum starts from zeros without other users."""
     zeros = isinstance(base, fx.Node) and (base.target in (torch.zeros, torch.zeros_like, "new_zeros"))
     if not zeros or any(user is not node and scene.position(user) < scene.position(node) for user in base.users):
         return False
@@ -188,7 +188,7 @@ def _is_fresh_zeros(scene: Scene, base: Any, node: fx.Node) -> bool:
 
 
 def _messages(scene: Scene, read: Sum) -> Sum | None:
-    """What is added up: rows of a matrix where they are gathered for it, with one factor a row, or all of it."""
+    """What is summed: gathered rows of a matrix with one factor per row, or all of it."""
     scaled, factors = _scaled(scene, read.x)
     gathered = _gathered(scene, scaled if scaled is not None else read.x)
     inside = read.inside
@@ -204,7 +204,7 @@ def _messages(scene: Scene, read: Sum) -> Sum | None:
 
 
 def _scaled(scene: Scene, node: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
-    """Rows and the column that they are multiplied by; none where a node is no such product."""
+    """Rows and the column they are multiplied by; None if a node is no such product."""
     read, value = call(node), scene.tensor(node)
     if read is None or read.op != "mul" or value is None:
         return None, None
@@ -218,7 +218,7 @@ def _scaled(scene: Scene, node: fx.Node) -> tuple[fx.Node | None, fx.Node | None
 
 
 def _gathered(scene: Scene, node: fx.Node) -> tuple[fx.Node, fx.Node, bool, fx.Node] | None:
-    """Rows of a tensor picked by one index: of what, by what, and whether some may be counted from the end."""
+    """Rows of a tensor picked by an index: the tensor, the index, and whether indices may be negative."""
     if node.op == "call_function" and node.target is operator.getitem and len(node.args) == 2:
         x, rows = node.args
         rows = rows[0] if isinstance(rows, tuple) and len(rows) == 1 else rows
@@ -239,7 +239,7 @@ def _gathered(scene: Scene, node: fx.Node) -> tuple[fx.Node, fx.Node, bool, fx.N
 
 
 def _asked(pair: tuple[str, Any]) -> Any:
-    """An argument of an embedding that would change its rows; gradients alone know the others."""
+    """An argument of an embedding that changes its rows; others affect only gradients."""
     return pair[1] if pair[0] in ("max_norm",) else None
 
 
@@ -271,7 +271,7 @@ def _put(scene: Scene, read: Sum, orders: dict[Any, tuple[fx.Node, fx.Node, fx.N
 
 
 def _ordered(scene: Scene, read: Sum, num: int) -> tuple[fx.Node, fx.Node, fx.Node, fx.Node]:
-    """The index as one dim, its order, the rows in that order and where each number begins."""
+    """The index as one dim, its sorting order, the rows in that order and the start of each value."""
     at = read.node
     index = scene.emit(at, torch.select, read.index, 1, 0) if read.column else read.index
     both = scene.emit(at, sorted_edges, index, num)

@@ -1,4 +1,4 @@
-"""Rows longer than a processor holds: norms, softmax and unit lengths by our kernel, where a race shows it faster."""
+"""Rows longer than an SM's registers and shared memory: norms and softmax by our kernel, where it wins its race."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _active_modes = torch._C._len_torch_dispatch_stack
 def raced_rows(
     x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
 ) -> Tensor:
-    """Long rows by the library or by our kernel; one opaque op to tracers."""
+    """Long rows by the library or by our kernel; one opaque op for tracers."""
     if type(x) is Tensor and not _active_modes():
         return _raced(x, kind, cols, weight, bias, channels, eps)
     return torch.ops.ridgeline_optimizer.raced_rows(x, kind, cols, weight, bias, channels, eps)
@@ -43,9 +43,9 @@ def _raced(
 def _library(
     x: Tensor, kind: str, cols: int, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
 ) -> Tensor:
-    """The same by PyTorch's own kernels."""
+    """The same by PyTorch's kernels."""
     flat = x.view(-1, cols)
-    if kind != "norm" and weight is not None:  # one a row, going round
+    if kind != "norm" and weight is not None:  # one weight per row, cyclic
         plain = _library(x, kind, cols, None, bias, 0, eps).view(-1, weight.numel(), cols)
         return plain.mul_(weight[:, None]).view(x.shape)
     if kind in ("softmax", "log_softmax"):
@@ -102,7 +102,7 @@ def long_rows(scene: Scene) -> list[Match]:
 
 
 def _scaled(scene: Scene, node: fx.Node, args: Args) -> Match | None:
-    """Rows with the number that each is multiplied by behind: a number a channel, and the rows of an image in a row."""
+    """Rows with the factor applied after them: a number per channel of an image."""
     at, last = node, _only_call(node)
     if last is not None and last.op in ("view", "reshape"):
         at, last = last.node, _only_call(last.node)
@@ -129,7 +129,7 @@ def _only_call(node: fx.Node) -> Call | None:
 
 
 def _goes_round(scene: Scene, by: fx.Node, at: fx.Node, cols: int) -> bool:
-    """Whether a float32 tensor on the same device has one number for each of some rows, which go round."""
+    """Whether a float32 tensor on the same device has one number per row, cyclic."""
     sizes, shape, x, y = scene.shape(at), scene.shape(by), scene.tensor(by), scene.tensor(at)
     if not sizes or shape is None or x is None or y is None or x.dtype != torch.float32 or x.device != y.device:
         return False
@@ -142,7 +142,7 @@ def _goes_round(scene: Scene, by: fx.Node, at: fx.Node, cols: int) -> bool:
 
 
 def _erase(scene: Scene, node: fx.Node) -> None:
-    """A norm that could write running statistics counts as a writer, even where it has none to write."""
+    """Erase a norm that counts as in-place because it could write running statistics, but has none."""
     if node in scene.writers():
         scene.erase_writer(node)
     else:
@@ -156,7 +156,7 @@ def _is_long(scene: Scene, args: Args) -> bool:
 
 
 def _row_args(scene: Scene, read: Call) -> Args | None:
-    """What our kernel takes, of a call that scales rows of the last dims by what they say."""
+    """Our kernel's arguments for a call that normalizes its last dims."""
     if read.op == "div":
         return _divided(scene, read)
     x, shape = read.given.get("input"), scene.shape(read.given.get("input"))
@@ -179,7 +179,7 @@ def _row_args(scene: Scene, read: Call) -> Args | None:
 
 
 def _divided(scene: Scene, read: Call) -> Args | None:
-    """A tensor over its rows' mean size or length, rows being its last dim."""
+    """A tensor divided by the mean or norm of its rows, along the last dim."""
     x, size = read.given.get("input"), call(read.given.get("other"))
     shape = scene.shape(x)
     if size is None or not shape or read.given.get("rounding_mode") or not size.get("keepdim", False):

@@ -1,4 +1,4 @@
-"""Normalization in every spelling: RMSNorm and LayerNorm written out, PyTorch's calls, and the sum before them."""
+"""Recognizes RMSNorm and LayerNorm, as separate ops or calls, and fuses the residual sum before them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CALL_WORTH = {
 
 @dataclass(frozen=True, slots=True)
 class Normed:
-    """A normalization found in a graph: y = (x - mean?) / sqrt(mean square + eps) · (weight + offset) + bias."""
+    """A normalization: y = (x - mean?) / sqrt(mean square + eps) · (weight + offset) + bias."""
 
     x: fx.Node
     out: fx.Node
@@ -63,7 +63,7 @@ _CALLS = ("layer_norm", "rms_norm", "group_norm")
 
 
 def _narrowed(scene: Scene, read: Call) -> Match | None:
-    """The same call of what was widened, if all of it was and its only reader rounds the result to that type again."""
+    """The same call without widening, if its only reader rounds the result to the original dtype."""
     user = next(iter(read.node.users)) if len(read.node.users) == 1 else None
     rounded = None if user is None else call(user)
     names = [name for name in ("input", "weight", "bias") if isinstance(read.given.get(name), fx.Node)]
@@ -102,14 +102,14 @@ def called_norm(scene: Scene) -> list[Match]:
     for node in scene.nodes:
         read = None if scene.autocast else called(scene, node)
         if read is None or (read.weight is None and scene.options.get(LOWERED_BY, "none") != "none"):
-            continue  # without weights there is no sum over rows in the backward, and a compiler fuses all of it
+            continue  # without weights its backward needs no sum over rows, and a compiler fuses all of it
         if (match := _replaced(scene, read)) is not None:
             found.append(match)
     return found
 
 
 def _replaced(scene: Scene, read: Normed) -> Match | None:
-    """Put the kernel in the place of a normalization, if it runs there and nothing writes in between."""
+    """Replace a normalization by the kernel, if it is supported and nothing writes in between."""
     leaves = (read.x, read.weight, read.bias)
     if not scene.unchanged(leaves, read.inside, read.out):
         scene.refuse(read.out, "something is written between the norm's first and last step")
@@ -119,7 +119,7 @@ def _replaced(scene: Scene, read: Normed) -> Match | None:
         scene.refuse(read.out, reason)
         return None
     new = _emitted(scene, read.out, read)
-    fuses = scene.options.get(LOWERED_BY, "none") != "none"  # what reads heads where they lie, and copies nothing
+    fuses = scene.options.get(LOWERED_BY, "none") != "none"  # a compiler reads strided heads without copying them
     if not (scene.alike if fuses else scene.alike_sizes)(read.out, new):
         scene.discard(new)
         scene.refuse(read.out, "the kernel's result would have another type or layout")
@@ -143,7 +143,7 @@ def _unsupported(scene: Scene, read: Normed) -> str | None:
     return RMS_NORM.support(x, weight)
 
 
-# PyTorch's own calls --------------------------------------------------------------------------------------------
+# calls of PyTorch's functions -----------------------------------------------------------------------------------
 
 
 def called(scene: Scene, node: fx.Node) -> Normed | None:
@@ -159,7 +159,7 @@ def called(scene: Scene, node: fx.Node) -> Normed | None:
     return Normed(read["input"], node, float(eps), centered, read.get("weight"), read.get("bias"), 0.0, (node,))
 
 
-# written out ----------------------------------------------------------------------------------------------------
+# separate ops ---------------------------------------------------------------------------------------------------
 
 
 def spelled(scene: Scene, node: fx.Node) -> Normed | None:
@@ -186,7 +186,7 @@ def spelled(scene: Scene, node: fx.Node) -> Normed | None:
 
 
 def _scaling(node: fx.Node) -> tuple[fx.Node, fx.Node, tuple[fx.Node, ...]] | None:
-    """(what is scaled, the node under the root, nodes on the way) of a scaling by one over a root."""
+    """(what is scaled, the node under the root, inner nodes) of a scaling by an inverse root."""
     read = call(node)
     if read is None or read.op not in ("mul", "div") or read.given.get("rounding_mode"):
         return None
@@ -201,7 +201,7 @@ def _scaling(node: fx.Node) -> tuple[fx.Node, fx.Node, tuple[fx.Node, ...]] | No
 
 
 def _inverse_root(node: Any) -> fx.Node | None:
-    """The node under one over a square root."""
+    """The argument of an inverse square root."""
     read = call(node)
     if read is None:
         return None
@@ -220,7 +220,7 @@ def _root(node: Any) -> fx.Node | None:
 
 
 def _second_moment(scene: Scene, spread: fx.Node) -> tuple[fx.Node, bool, tuple[fx.Node, ...]] | None:
-    """(x, whether it is centered, nodes) of mean(x²) + eps or var(x) + eps over the last dim."""
+    """(x, centered, nodes) of mean(x²) + eps or var(x) + eps over the last dim."""
     read = call(spread)
     if read is None or read.op != "add" or read.given.get("alpha") not in (None, 1):
         return None
@@ -250,7 +250,7 @@ def _last_dim_kept(scene: Scene, given: dict[str, Any], moment: fx.Node) -> bool
 
 
 def _is_biased(given: dict[str, Any]) -> bool:
-    """Whether a variance divides by the number of elements, not by one less."""
+    """Whether a variance divides by the number of elements, without Bessel's correction."""
     return given.get("unbiased") is False or (given.get("correction") == 0 and given.get("correction") is not None)
 
 
@@ -286,7 +286,7 @@ def _uncast(scene: Scene, node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
 
 
 def _longest(scene: Scene, bare: Normed) -> Normed | None:
-    """The norm with all that follows it and belongs to it, cut where the result has the type of x."""
+    """The norm with all its further steps, up to the last one with the dtype of x."""
     best = bare if scene.dtype(bare.out) == scene.dtype(bare.x) else None
     current = bare
     while (longer := _extended(scene, current)) is not None:
@@ -320,7 +320,7 @@ def _extended(scene: Scene, norm: Normed) -> Normed | None:
 
 
 def _added_number(node: fx.Node) -> float | None:
-    """The number a sum adds, on whichever side it stands."""
+    """The number that a sum adds, on either side."""
     read = call(node)
     if read is None or read.op != "add":
         return None
@@ -329,7 +329,7 @@ def _added_number(node: fx.Node) -> float | None:
 
 
 def _weight(scene: Scene, side: fx.Node, norm: Normed) -> tuple[fx.Node, float] | None:
-    """The weight and what is added to it: w, or 1 + w."""
+    """The weight and its offset: w, or 1 + w."""
     bare, _ = _uncast(scene, side)
     read = call(bare)
     offset = 0.0
@@ -373,7 +373,7 @@ def residual_norm(scene: Scene) -> list[Match]:
 
 
 def _kernel_norm(scene: Scene, node: fx.Node) -> Normed | None:
-    """A norm that an earlier rewrite put in."""
+    """A norm inserted by an earlier rewrite."""
     if node.op != "call_function" or node.target not in (layer_norm, rms_norm):
         return None
     if node.target is rms_norm:
@@ -415,6 +415,6 @@ def _with_sum(scene: Scene, read: Normed) -> Match | None:
 
 
 def _known_before(scene: Scene, read: Normed, at: fx.Node) -> bool:
-    """Whether weight and bias exist where the sum is made."""
+    """Whether weight and bias exist where the sum is computed."""
     sides = [side for side in (read.weight, read.bias) if isinstance(side, fx.Node)]
     return all(scene.position(side) < scene.position(at) for side in sides)

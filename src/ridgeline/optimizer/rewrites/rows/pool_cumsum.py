@@ -1,4 +1,4 @@
-"""Pooling and cumulative sums: our kernels where a race on the device shows them to be faster than PyTorch's."""
+"""Pooling and cumulative sums: our kernels where they win their race against PyTorch's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _active_modes = torch._C._len_torch_dispatch_stack
 
 
 def raced_pool(x: Tensor, window: Ints, stride: Ints, padding: Ints, dilation: Ints, mean: bool) -> Tensor:
-    """Pooling by the library or by our kernel; one opaque op to tracers."""
+    """Pooling by the library or by our kernel; one opaque op for tracers."""
     if type(x) is Tensor and not _active_modes():
         return _pooled(x, window, stride, padding, dilation, mean)
     return torch.ops.ridgeline_optimizer.raced_pool(x, window, stride, padding, dilation, mean)
@@ -46,7 +46,7 @@ def _(x: Tensor, window: Ints, stride: Ints, padding: Ints, dilation: Ints, mean
 
 
 def raced_scan(x: Tensor, keep: Tensor | None, dim: int, product: bool, reverse: bool, exclusive: bool) -> Tensor:
-    """A cumulative sum or product by the library or by our kernel; one opaque op to tracers."""
+    """A cumulative sum or product by the library or by our kernel; one opaque op for tracers."""
     if type(x) is Tensor and not _active_modes():
         return _scanned(x, keep, dim, product, reverse, exclusive)
     return torch.ops.ridgeline_optimizer.raced_scan(x, keep, dim, product, reverse, exclusive)
@@ -90,7 +90,7 @@ def pool_windows(scene: Scene) -> list[Match]:
 
 
 def _pool_args(scene: Scene, read: Call) -> tuple[Any, ...] | None:
-    """(x, window, stride, padding, dilation, mean) of a pooling of a large dense image that returns no places."""
+    """(x, window, stride, padding, dilation, mean) of a pooling of a large contiguous image without indices."""
     if read.op not in ("max_pool", "avg_pool") or read.get("ceil_mode", False) or read.get("return_indices", False):
         return None
     mean = read.op == "avg_pool"
@@ -156,7 +156,7 @@ def _scan(scene: Scene, read: Call) -> Match | None:
 
 
 def _flipped(scene: Scene, read: Call, dim: int, num: int) -> tuple[fx.Node, Any, bool]:
-    """(last node, what is scanned, whether backwards) of a scan between two flips, or of the scan alone."""
+    """(last node, input, reverse) of a scan between two flips, or of the scan alone."""
     before = call(read["input"])
     users = list(read.node.users)
     after = call(users[0]) if len(users) == 1 else None
@@ -168,7 +168,7 @@ def _flipped(scene: Scene, read: Call, dim: int, num: int) -> tuple[fx.Node, Any
 
 
 def _shifted(scene: Scene, read: Call, dim: int) -> tuple[fx.Node, Any, bool]:
-    """(last node, what is scanned, whether the element itself is left out) of zeros put before a sum of all but one."""
+    """(last node, input, exclusive) of a sum over all but one element with a zero before it."""
     narrow, users = call(read["input"]), list(read.node.users)
     joined = call(users[0]) if len(users) == 1 else None
     plain = (read.node, read["input"], False)
@@ -195,7 +195,7 @@ def _is_all_but_last(read: Call, shape: tuple[int, ...], dim: int) -> bool:
 
 
 def _masked(scene: Scene, node: Any) -> tuple[Any, fx.Node | None]:
-    """(numbers, flags) of a product of numbers with flags that only the scan reads; else (node, None)."""
+    """(numbers, flags) of a product with flags that only the scan reads; otherwise (node, None)."""
     read = call(node)
     if read is None or read.op != "mul" or len(node.users) != 1:
         return node, None

@@ -1,7 +1,7 @@
-"""The few largest or smallest elements of many rows, as nearest neighbors and experts are chosen: our kernel, raced.
+"""The few largest or smallest elements of many rows, as for nearest neighbors and expert routing: our kernel, raced.
 
-``torch.topk`` of 32,768 rows of 1,024 elements takes 590 µs where memory takes 16 (H200), and whoever sorts rows to
-take the first few of them waits for the sort of all.
+``torch.topk`` of 32,768 rows of 1,024 elements takes 590 µs where memory bandwidth allows 16 (H200), and code that
+sorts rows to take the first few of them waits for the whole sort.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ridgeline.optimizer.rewrites.op_names import call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
 LEAST_ELEMENTS = 1 << 17
-"""Of all rows: below, launches are what it costs."""
+"""Of all rows: smaller calls are bound by launches."""
 CONTEST = Contest()
 _COPIES = ("add", "mul", "sub", "clone", "contiguous", "softmax", "exp", "neg", "sigmoid", "repeat")
 _active_modes = torch._C._len_torch_dispatch_stack
 
 
 def raced_top_k(x: Tensor, k: int, largest: bool, sorts: bool) -> Tensor:
-    """Places by the library or by our kernel; one opaque op to tracers."""
+    """Indices by the library or by our kernel; one opaque op for tracers."""
     if type(x) is Tensor and not _active_modes():
         return _raced(x, k, largest, sorts)
     return torch.ops.ridgeline_optimizer.raced_top_k(x, k, largest, sorts)
@@ -58,7 +58,7 @@ def _(x: Tensor, k: int, largest: bool, sorts: bool) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """What is taken of a row: of which elements, how many, and the nodes that are their values and their places."""
+    """What is taken of a row: the source, how many, and the nodes of values and indices."""
 
     node: fx.Node
     x: fx.Node
@@ -102,7 +102,7 @@ def _read(scene: Scene, node: fx.Node) -> Top | None:
 
 
 def _parts(node: fx.Node) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]] | None:
-    """Who takes values of a pair, and who its places; None where somebody does something else with it."""
+    """The users of values and of indices of a pair; None if there are others."""
     taken: tuple[list[fx.Node], list[fx.Node]] = ([], [])
     for user in node.users:
         read = call(user)
@@ -113,7 +113,7 @@ def _parts(node: fx.Node) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]] | N
 
 
 def _first_few(scene: Scene, node: fx.Node, op: str, dims: int) -> tuple[Any, Any]:
-    """How many are taken of what was sorted, and who takes them, where nobody takes the others."""
+    """How many elements are taken of what was sorted, and their users, if nothing uses the others."""
     parts = ((), (node,)) if op == "argsort" else _parts(node)
     taken: tuple[list[fx.Node], list[fx.Node]] = ([], [])
     counts = set()
@@ -141,7 +141,7 @@ def _count(index: Any, dims: int) -> int | None:
 
 
 def _taken_dense(scene: Scene, node: fx.Node, new: fx.Node) -> bool:
-    """Whether a part of sorted rows may lie dense: whoever reads it makes something else of it."""
+    """Whether a slice of sorted rows may be contiguous, because all its readers make new tensors."""
     a, b = scene.tensor(node), scene.tensor(new)
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype or a.stride(-1) != 1:
         return False
@@ -149,7 +149,7 @@ def _taken_dense(scene: Scene, node: fx.Node, new: fx.Node) -> bool:
 
 
 def _makes_another(user: fx.Node, node: fx.Node) -> bool:
-    """Whether a node takes places to pick by, or copies them, whatever they lie like."""
+    """Whether a node gathers by indices or copies them, in any layout."""
     read = call(user)
     if read is not None and read.op in _COPIES:
         return True
