@@ -531,7 +531,7 @@ def _offered(stock: Any, rivals: Rivals | None) -> Any:
     def offered(make: Any, search: Any) -> Any:
         loaded_s = rivals.loaded_s() if rivals else None
         if loaded_s is None:
-            return iter(()) if make.facts.groups and not make.is_unrecordable(search) else stock(make, search)
+            return iter(()) if make.facts.groups and not make.cannot_capture(search) else stock(make, search)
         return (replace(proposal, cost_s=min(proposal.cost_s, loaded_s)) for proposal in stock(make, search))
 
     return offered
@@ -1344,7 +1344,7 @@ def _drifted(asked: argparse.Namespace) -> None:
     trails: dict[str, list[float]] = {}
     for exact in (False, True):
         torch.use_deterministic_algorithms(exact)
-        for kind in ("eager", "eager again", "nudged", "recorded"):
+        for kind in ("eager", "eager again", "perturbed", "recorded"):
             name = f"{kind}, deterministic" if exact else kind
             turn.take()
             trails[name] = _trail(kind, asked.device, small)
@@ -1370,7 +1370,7 @@ def _trail(kind: str, device: str, small: bool) -> list[float]:
     from ridgeline.engine.drop_in import Optimized, Plan, plain_step
     from ridgeline.engine.replay.inference import graph_training
     from ridgeline.engine.replay.step import GraphedUpdate
-    from ridgeline.optimizer.search.loss_curve import _nudge
+    from ridgeline.optimizer.search.loss_curve import _perturb
 
     width, depth, vocabulary = (64, 2, 128) if small else (768, 12, 50257)
     config = GPT2Config(n_layer=depth, n_embd=width, n_head=width // 64, vocab_size=vocabulary, resid_pdrop=0.0,
@@ -1379,8 +1379,8 @@ def _trail(kind: str, device: str, small: bool) -> list[float]:
     model: Any = GPT2LMHeadModel(config).to(device, torch.bfloat16).train()
     ids = torch.randint(0, 100, (2, 8) if small else (8, 256)).to(device)
     kwargs = {"input_ids": ids, "labels": ids, "use_cache": False}
-    if kind == "nudged":
-        _nudge(list(model.parameters()))
+    if kind == "perturbed":
+        _perturb(list(model.parameters()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     call, update = model, None
     if kind == "recorded":

@@ -30,23 +30,23 @@ def llama():
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
 
 
-def told(scene):
+def told(ctx):
     """What is known of each mask: its factors, and what kept one from being worked out."""
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = attention_call(node)
         if read is None or read.mask is None:
             continue
-        for factor in masks.conjuncts(scene, read.mask):
-            known = masks.Constants(scene)
+        for factor in masks.conjuncts(ctx, read.mask):
+            known = masks.Constants(ctx)
             try:
                 value = known._value(factor)
-                what = f"{tuple(value.shape)} {masks.pattern_of(value, *scene.shape(read.query)[2:3] * 2)}"
+                what = f"{tuple(value.shape)} {masks.pattern_of(value, *ctx.shape(read.query)[2:3] * 2)}"
             except Exception as error:  # told, not raised
                 what = f"{type(error).__name__}: {error}"
             known_nodes = [f"{n.name}:{n.target}" for n in known._known]
             found.append(f"{factor.name} {factor.target}: {what}; known {known_nodes[-3:]}")
-        found.append(f"users {[(u.name, str(u.target)) for u in node.users]} strides {scene.value(node).stride()}")
+        found.append(f"users {[(u.name, str(u.target)) for u in node.users]} strides {ctx.value(node).stride()}")
         break
     return found
 
@@ -62,9 +62,9 @@ def test_a_decoders_mask_is_a_flag(make):
     def look(gm, inputs):
         reports.append(backend.Report())
         names = [name for name in recommended("inference", "none", "cuda") if name != "attention-kernel"]
-        scene = backend.rewritten(gm, inputs, rewrites=names, report=reports[-1])
-        details.extend(told(scene))
-        return scene.gm.forward if not scene.extras else gm.forward
+        ctx = backend.rewritten(gm, inputs, rewrites=names, report=reports[-1])
+        details.extend(told(ctx))
+        return ctx.gm.forward if not ctx.extras else gm.forward
 
     with torch.no_grad():
         torch.compile(model, backend=look)(input_ids=ids, use_cache=False)
@@ -86,8 +86,8 @@ def test_windows_to_both_sides_are_our_kernels():
     def look(gm, inputs):
         reports.append(backend.Report())
         names = recommended("inference", "none", "cuda")
-        scene = backend.rewritten(gm, inputs, rewrites=names, report=reports[-1])
-        details.extend(told(scene))
+        ctx = backend.rewritten(gm, inputs, rewrites=names, report=reports[-1])
+        details.extend(told(ctx))
         return gm.forward
 
     with torch.no_grad():

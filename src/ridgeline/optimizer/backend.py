@@ -20,7 +20,7 @@ from ridgeline.optimizer.compile.module_labels import nameable
 from ridgeline.optimizer.compile.pieces import compiled_in_pieces
 from ridgeline.optimizer.rewrites import autocast, chosen, recommended
 from ridgeline.optimizer.rewrites import rewrites as all_rewrites
-from ridgeline.optimizer.rewrites.context import LOWERED_BY, Extra, Scene, is_removable, stand_in, tracing_mode
+from ridgeline.optimizer.rewrites.context import LOWERED_BY, Extra, GraphContext, is_removable, stand_in, tracing_mode
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Rewrite
 
 COMPILERS = ("none", "inductor", "inductor-autotune")
@@ -256,21 +256,21 @@ def lower(
     _checked(compiler)
     report = Report() if report is None else report
     chosen_options = dict(options or {})
-    scene = rewritten(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=chosen_options, report=report)
+    ctx = rewritten(gm, example_inputs, rewrites=rewrites, compiler=compiler, options=chosen_options, report=report)
     matched = any(all_rewrites()[match.rewrite].exact != "bits" for match in report.matches)
     # Smaller graphs are fragments between graph breaks, which say nothing about the rest of the model.
     if chosen_options.get("matched") and len(gm.graph.nodes) >= 50 and not matched:
         raise OptimizeError(UNCHANGED)
-    with _as_written(scene):
-        call = _lowered(scene, example_inputs if stand_ins is None else stand_ins, compiler, chosen_options)
-    if scene.casts is not None and casts.active():
+    with _as_written(ctx):
+        call = _lowered(ctx, example_inputs if stand_ins is None else stand_ins, compiler, chosen_options)
+    if ctx.casts is not None and casts.active():
         call = _without_autocast(call)
     if chosen_options.get("timed_convolutions"):
         call = _timing_convolutions(call)
-    if not scene.extras and not scene.watches:
+    if not ctx.extras and not ctx.watches:
         return call
-    report.undos.extend(extra.undo for extra in scene.extras if extra.undo is not None)
-    return _fed(call, scene, gm.forward)
+    report.undos.extend(extra.undo for extra in ctx.extras if extra.undo is not None)
+    return _with_extra_inputs(call, ctx, gm.forward)
 
 
 def rewritten(
@@ -281,7 +281,7 @@ def rewritten(
     compiler: str = "none",
     options: Mapping[str, Any] | None = None,
     report: Report | None = None,
-) -> Scene:
+) -> GraphContext:
     """Rewrite a copy of a graph, and return its context. Rewrites that fail are left out."""
     report = Report() if report is None else report
     options = {**(options or {}), LOWERED_BY: compiler}
@@ -292,35 +292,35 @@ def rewritten(
     report.nodes_before += len(gm.graph.nodes)
     failed: list[Refusal] = []
     while True:  # if a rewrite fails, start again without it: failures are rare, so no copies are kept for them
-        scene = _cast_scene(gm, example_inputs, training, options)
+        ctx = _context_with_casts(gm, example_inputs, training, options)
         left_out = {each.rewrite for each in failed}
-        wanted = [each for each in chosen(names, scene.mode) if each.name not in left_out]
-        with _as_written(scene):
-            done, wrong = _run_rewrites(scene, wanted)
+        wanted = [each for each in chosen(names, ctx.mode) if each.name not in left_out]
+        with _as_written(ctx):
+            done, wrong = _run_rewrites(ctx, wanted)
         if wrong is None:
             break
         failed.append(wrong)
-    scene.gm.graph.eliminate_dead_code(lambda node: not is_removable(node))
-    scene.gm.recompile()
+    ctx.gm.graph.eliminate_dead_code(lambda node: not is_removable(node))
+    ctx.gm.recompile()
     report.matches += done
-    report.casts += scene.casts or 0
-    report.refusals += [*failed, *(Refusal(*each) for each in scene.refusals)]
-    report.nodes_after += len(scene.gm.graph.nodes)
-    return scene
+    report.casts += ctx.casts or 0
+    report.refusals += [*failed, *(Refusal(*each) for each in ctx.refusals)]
+    report.nodes_after += len(ctx.gm.graph.nodes)
+    return ctx
 
 
-def _run_rewrites(scene: Scene, wanted: Sequence[Rewrite]) -> tuple[list[Match], Refusal | None]:
+def _run_rewrites(ctx: GraphContext, wanted: Sequence[Rewrite]) -> tuple[list[Match], Refusal | None]:
     """Run rewrites until one fails or changes the type of an output; returns the matches and that failure."""
-    before = _signature(scene)
+    before = _signature(ctx)
     done: list[Match] = []
     for each in wanted:
         try:
-            found = scene.run(each.name, each.change)
-            if scene.relaxed:
-                scene.refresh()
+            found = ctx.run(each.name, each.change)
+            if ctx.relaxed:
+                ctx.refresh()
         except Exception as error:  # reported, and left out
             return done, Refusal(each.name, "", f"{type(error).__name__}: {error}")
-        if found and _signature(scene) != before:
+        if found and _signature(ctx) != before:
             return done, Refusal(each.name, "", "it would change the type or layout of an output")
         done += found
     return done, None
@@ -341,8 +341,8 @@ def _checked(compiler: str) -> None:
         raise OptimizeError(f"no compiler {compiler!r}{nearest(compiler, COMPILERS)}")
 
 
-def _scene(gm: fx.GraphModule, example_inputs: Sequence[Any], training: bool, options: Any) -> Scene:
-    return Scene(_copied(gm), list(example_inputs), training, dict(options or {}), autocast=bool(casts.active()))
+def _context(gm: fx.GraphModule, example_inputs: Sequence[Any], training: bool, options: Any) -> GraphContext:
+    return GraphContext(_copied(gm), list(example_inputs), training, dict(options or {}), autocast=bool(casts.active()))
 
 
 def _copied(gm: fx.GraphModule) -> fx.GraphModule:
@@ -354,21 +354,23 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     return own
 
 
-def _cast_scene(gm: fx.GraphModule, example_inputs: Sequence[Any], training: bool, options: Any) -> Scene:
+def _context_with_casts(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], training: bool, options: Any
+) -> GraphContext:
     """The context with autocast's casts written into the graph, or as traced if they cannot be determined."""
-    scene, state = _scene(gm, example_inputs, training, options), casts.active()
+    ctx, state = _context(gm, example_inputs, training, options), casts.active()
     if not state and not any(node.target is autocast.ENTER for node in gm.graph.nodes):
-        return scene
-    scene.casts = autocast.write_out(scene, state)
-    if scene.casts is None:
-        return _scene(gm, example_inputs, training, options)
-    scene.autocast = False
-    return scene
+        return ctx
+    ctx.casts = autocast.write_out(ctx, state)
+    if ctx.casts is None:
+        return _context(gm, example_inputs, training, options)
+    ctx.autocast = False
+    return ctx
 
 
-def _as_written(scene: Scene) -> Any:
+def _as_written(ctx: GraphContext) -> Any:
     """The context in which values of the graph are computed: without autocast if its casts are written out."""
-    return casts.off() if scene.casts is not None else contextlib.nullcontext()
+    return casts.off() if ctx.casts is not None else contextlib.nullcontext()
 
 
 def _without_autocast(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -397,12 +399,12 @@ def _copied_graph(gm: fx.GraphModule) -> fx.Graph:
     return graph
 
 
-def _signature(scene: Scene) -> list[tuple[Any, ...]]:
+def _signature(ctx: GraphContext) -> list[tuple[Any, ...]]:
     """Shapes, strides, dtypes and devices of the outputs."""
-    (output,) = scene.graph.find_nodes(op="output")
+    (output,) = ctx.graph.find_nodes(op="output")
     found: list[tuple[Any, ...]] = []
     for leaf in torch.utils._pytree.tree_leaves(output.args):
-        value = scene.value(leaf)
+        value = ctx.value(leaf)
         if isinstance(value, Tensor):
             found.append((tuple(value.shape), value.dtype, value.device, value.stride()))
         else:
@@ -425,9 +427,9 @@ def _timing_convolutions(call: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _lowered(scene: Scene, inputs: Sequence[Any], compiler: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+def _lowered(ctx: GraphContext, inputs: Sequence[Any], compiler: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     if compiler == "none":
-        return nameable(scene.gm)
+        return nameable(ctx.gm)
     from torch._inductor.compile_fx import compile_fx
 
     own = {key: value for key, value in options.items() if key not in OWN_OPTIONS}
@@ -436,26 +438,26 @@ def _lowered(scene: Scene, inputs: Sequence[Any], compiler: str, options: Mappin
     def inductor(gm: fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         return compile_fx(gm, examples, config_patches=patches or None)
 
-    chain = compiled_in_pieces(scene, inductor) if options.get("pieces", True) else None
-    return chain or inductor(scene.gm, [*inputs, *_stand_ins(scene, inputs)])
+    chain = compiled_in_pieces(ctx, inductor) if options.get("pieces", True) else None
+    return chain or inductor(ctx.gm, [*inputs, *_stand_ins(ctx, inputs)])
 
 
-def _stand_ins(scene: Scene, inputs: Sequence[Any]) -> list[Tensor]:
+def _stand_ins(ctx: GraphContext, inputs: Sequence[Any]) -> list[Tensor]:
     """Fake tensors for the further inputs: parameters are concatenated only at the first run.
 
     Outside of a tracer's context there is no fake mode, and real tensors are used.
     """
     mode = tracing_mode()
     if mode is None:
-        return [extra.current(inputs) for extra in scene.extras]
-    further = scene.graph.find_nodes(op="placeholder")[len(inputs) :]
-    return [stand_in(scene.value(node), mode) for node in further]
+        return [extra.current(inputs) for extra in ctx.extras]
+    further = ctx.graph.find_nodes(op="placeholder")[len(inputs) :]
+    return [stand_in(ctx.value(node), mode) for node in further]
 
 
-def _fed(call: Callable[..., Any], scene: Scene, fallback: Callable[..., Any]) -> Callable[..., Any]:
+def _with_extra_inputs(call: Callable[..., Any], ctx: GraphContext, fallback: Callable[..., Any]) -> Callable[..., Any]:
     """The call with its further inputs; falls back to the graph as traced if a constant it relied on has changed."""
-    extras: tuple[Extra, ...] = tuple(scene.extras)
-    watches = tuple(scene.watches)
+    extras: tuple[Extra, ...] = tuple(ctx.extras)
+    watches = tuple(ctx.watches)
 
     def run(*args: Any) -> Any:
         for holds in watches:

@@ -30,9 +30,9 @@ from ridgeline.optimizer.backend import Report
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search.candidate import Built, Candidate, build
 from ridgeline.optimizer.search.facts import DEFAULT_BUDGET_S
-from ridgeline.optimizer.search.handover import clone_watch, plans_of
+from ridgeline.optimizer.search.handover import clone_guards, plans_of
 from ridgeline.optimizer.search.judge import Subject
-from ridgeline.optimizer.search.problem import Outcome, Problem, given_up, raised_in, why_failed
+from ridgeline.optimizer.search.problem import Outcome, Problem, raised_in, unchanged_outcome, why_failed
 from ridgeline.optimizer.search.search import search
 from ridgeline.optimizer.search.timing import Track, compare, reserved_bytes
 from ridgeline.optimizer.training import optimizer_update as update
@@ -138,7 +138,7 @@ def _searched(problem: Problem) -> Outcome:
         if isinstance(error, OptimizeError) and not isinstance(error, NotGraphable):
             raise  # an error in the arguments
         _check_call(problem)
-        return given_up(problem, f"left as it is: {why_failed(error)}")
+        return unchanged_outcome(problem, f"left as it is: {why_failed(error)}")
 
 
 def _check_call(problem: Problem) -> None:
@@ -352,7 +352,7 @@ def _deferred(problem: Problem, key: str, candidate: Candidate, receipt: Receipt
     entry = next((each for each in receipt.entries if each.name == candidate.name), None)
     about = "" if entry is None or not entry.build_s else f"; the first time that took {entry.build_s:.0f} s"
     noted = receipt.noted(f"cached: built and checked at its first call{about}")
-    watch = clone_watch if candidate.needs_clone else partial(Watch, hooks_only=True)
+    watch = clone_guards if candidate.needs_clone else partial(Watch, hooks_only=True)
     built = Built(candidate, Later(make, problem.model, watch), Report())
     return Outcome(built, noted.from_cache(time.perf_counter() - began))
 

@@ -59,8 +59,10 @@ def test_blocks_are_handed_dense_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, x = Encoder().eval(), torch.randn(2, 4, 20)
     copies = []
-    kept = streams.lies_across
-    monkeypatch.setattr(streams, "lies_across", lambda value: kept(value) and not copies.append(tuple(value.stride())))
+    kept = streams.is_transposed_rows
+    monkeypatch.setattr(
+        streams, "is_transposed_rows", lambda value: kept(value) and not copies.append(tuple(value.stride()))
+    )
     candidate = Candidate(name="blocks", rewrites=("identity",), scope="blocks")
     built = build(candidate, model, Inputs((x,), {}), "infer")
     with torch.no_grad(), built.switched() as call:
@@ -73,11 +75,11 @@ def test_blocks_are_handed_dense_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_not_normalized_along_its_columns_is_left_as_it_lies() -> None:
     turned = torch.randn(2, 16, 20).transpose(1, 2)
-    assert streams.entry_of(Layer(16))(turned).is_contiguous()
-    assert streams.entry_of(Layer(8))(turned) is turned
-    assert streams.entry_of(nn.Conv1d(20, 20, 3))(turned) is turned
+    assert streams.contiguous_entry(Layer(16))(turned).is_contiguous()
+    assert streams.contiguous_entry(Layer(8))(turned) is turned
+    assert streams.contiguous_entry(nn.Conv1d(20, 20, 3))(turned) is turned
     image = torch.randn(2, 16, 4, 4).contiguous(memory_format=torch.channels_last)
-    assert not streams.lies_across(image)
+    assert not streams.is_transposed_rows(image)
 
 
 class Attending(nn.Module):

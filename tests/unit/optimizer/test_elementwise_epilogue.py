@@ -188,7 +188,7 @@ def test_attention_too_wide_for_fused_kernels_is_two_products(width: int, causal
 
 def test_wide_attention_may_lay_the_heads_of_a_position_side_by_side() -> None:
     q, k, v = (torch.randn(2, 3, 128, 512) for _ in range(3))
-    found = halves.attention_by_products(q, k, v, 512**-0.5, turned=True)
+    found = halves.unfused_attention(q, k, v, 512**-0.5, turned=True)
     torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v), rtol=1e-4, atol=1e-5)
     assert found.transpose(1, 2).is_contiguous()
 

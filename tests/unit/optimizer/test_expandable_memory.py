@@ -77,7 +77,7 @@ class Device:
             self.search.builds.families[bare] = Built(bare, self.search.problem.model, Report())
         self.reserved, self.search.best = 100, self.search.builds.made(candidate, None)
         self.search.record(self.search.best, "winner", "")
-        self.search.slim()
+        self.search.shrink_pool()
         return self.search.best
 
     def released(self, built: Built) -> None:

@@ -498,7 +498,7 @@ def test_histories_that_failed_recordings_leave_behind_are_renewed(status: str, 
     held = model(torch.randn(2, 4))  # whatever a failed recording leaves
     left = torch.autograd.graph.get_gradient_edge(model.bias).node
     before = [p.detach().clone() for p in model.parameters()]
-    search.renew_histories()
+    search.renew_gradient_accumulators()
     assert (torch.autograd.graph.get_gradient_edge(model.bias).node is not left) is renewed
     assert torch.autograd.graph.get_gradient_edge(model.weight).node is own
     model(torch.randn(2, 4)).sum().backward()

@@ -94,6 +94,6 @@ def test_the_lowest_number_itself_would_leave_them_nothing(model: nn.Module, mon
 
 def test_what_is_infinite_stays_and_halves_are_left_alone() -> None:
     mask = torch.tensor([0.0, -3.0, -1e9, LOWEST, float("-inf")])
-    assert attention.lifted(mask).tolist() == torch.tensor([0.0, -3.0, -1e9, -1e30, float("-inf")]).tolist()
+    assert attention.finite_mask(mask).tolist() == torch.tensor([0.0, -3.0, -1e9, -1e30, float("-inf")]).tolist()
     half = torch.tensor([0.0, -65504.0], dtype=torch.float16)
-    assert attention.lifted(half) is half
+    assert attention.finite_mask(half) is half

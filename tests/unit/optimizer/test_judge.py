@@ -17,7 +17,7 @@ from ridgeline.engine.guards.check import Watch
 from ridgeline.optimizer.search import judge as proof
 from ridgeline.optimizer.search.judge import Prover, Subject
 from ridgeline.optimizer.search.loss import Loss
-from ridgeline.optimizer.search.loss_curve import nudged
+from ridgeline.optimizer.search.loss_curve import perturbed
 
 
 class Net(nn.Module):
@@ -393,7 +393,7 @@ def test_a_row_that_a_rounding_sends_elsewhere_is_no_mistake(monkeypatch: pytest
 
     def rounded_otherwise(seed: int) -> Any:
         def call(x: torch.Tensor) -> torch.Tensor:
-            with nudged(list(model.parameters()), 1 / 1024, seed):
+            with perturbed(list(model.parameters()), 1 / 1024, seed):
                 return model(x)
 
         return call

@@ -157,7 +157,7 @@ def _step(num_layers: int, monkeypatch: Any) -> Counter[str]:
     """The calls of a rewritten step, after it was run beside the model for some tokens and agreed."""
     torch._dynamo.reset()
     seen: list[Any] = []
-    monkeypatch.setattr(backend, "_lowered", lambda scene, *_: seen.append(scene) or scene.gm.forward)
+    monkeypatch.setattr(backend, "_lowered", lambda ctx, *_: seen.append(ctx) or ctx.gm.forward)
     model = _wide(num_layers)
     mine, theirs = (_filled(model, _roomy) for _ in range(2))
     fast = backend.compiled(model, rewrites=recommended("inference", "none", "cuda"))
@@ -177,9 +177,9 @@ def _step(num_layers: int, monkeypatch: Any) -> Counter[str]:
 def test_a_layer_of_a_decoding_step_over_a_static_cache_is_seven_launches(monkeypatch: Any) -> None:
     pytest.importorskip("triton")
     two, three = _step(2, monkeypatch), _step(3, monkeypatch)
-    views = {"columns", "view", "transpose", "reshape", "getitem", "read_place"}
+    views = {"columns", "view", "transpose", "reshape", "getitem", "position_view"}
     layer = {name: num for name, num in (three - two).items() if name not in views}
     assert layer == {"product": 4, "rope_append.default": 1, "attended": 1}  # attention is two
-    assert {name: two[name] for name in ("num_seen", "_foreach_add_", "le", "add_", "copied_place")} == {
-        "num_seen": 1, "_foreach_add_": 1, "le": 0, "add_": 0, "copied_place": 0,
+    assert {name: two[name] for name in ("num_seen", "_foreach_add_", "le", "add_", "copied_position")} == {
+        "num_seen": 1, "_foreach_add_": 1, "le": 0, "add_": 0, "copied_position": 0,
     }  # fmt: skip

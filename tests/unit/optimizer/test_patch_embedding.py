@@ -19,7 +19,7 @@ from ridgeline.engine.shallow_clone import shallow_clone
 from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.in_place import attention_registry as hooks
 from ridgeline.optimizer.in_place import patch_embedding as patches
-from ridgeline.optimizer.in_place.channels_last import lay_channels_last
+from ridgeline.optimizer.in_place.channels_last import make_channels_last
 from ridgeline.optimizer.in_place.substitution import apply, revert
 from ridgeline.optimizer.rewrites import recommended
 from ridgeline.optimizer.rewrites.conv import batch_norm_epilogue as pointwise
@@ -285,7 +285,7 @@ def test_a_stem_that_does_not_halve_or_has_many_channels_is_left_alone(monkeypat
 def test_weights_of_clips_are_laid_channels_last_too() -> None:
     model = nn.Sequential(nn.Conv3d(4, 8, 3), nn.Conv2d(4, 8, 3), nn.Conv1d(4, 8, 3))
     clone = shallow_clone(model)
-    laid = lay_channels_last(clone, model, differentiable=False)
+    laid = make_channels_last(clone, model, differentiable=False)
     assert laid is not None and len(laid.pairs) == 2
     assert clone[0].weight.is_contiguous(memory_format=torch.channels_last_3d)
     assert clone[1].weight.is_contiguous(memory_format=torch.channels_last)

@@ -63,10 +63,10 @@ def traced(model: nn.Module, *args: Any) -> tuple[Callable[..., Any], Counting, 
 
     def backend(gm: Any, examples: Any) -> Callable[..., Any]:
         nonlocal sizes
-        scene = rewritten(gm, examples, rewrites=())
-        found = pieces.cut(scene)
+        ctx = rewritten(gm, examples, rewrites=())
+        found = pieces.cut(ctx)
         sizes = None if found is None else [len(piece.nodes) for piece in found]
-        return pieces.compiled_in_pieces(scene, counting) or scene.gm.forward
+        return pieces.compiled_in_pieces(ctx, counting) or ctx.gm.forward
 
     fast = torch.compile(model, backend=backend, dynamic=False)
     fast(*args)
@@ -101,9 +101,9 @@ def test_gradients_pass_where_a_rewrite_reaches_over_a_seam() -> None:
 
     def backend(gm: Any, examples: Any) -> Callable[..., Any]:
         report = Report()
-        scene = rewritten(gm, examples, rewrites=("norm-call", "norm-residual"), report=report)
+        ctx = rewritten(gm, examples, rewrites=("norm-call", "norm-residual"), report=report)
         assert report.counts()["norm-residual"] == NUM_LAYERS - 1
-        chain = pieces.compiled_in_pieces(scene, compiler)
+        chain = pieces.compiled_in_pieces(ctx, compiler)
         assert chain is not None
         return chain
 
@@ -257,8 +257,8 @@ def test_networks_in_pieces_compute_what_they_do_whole(
 
     compiled: list[int] = []
 
-    def lowered(scene: Any, inputs: Any, compiler: str, options: Any) -> Callable[..., Any]:
-        chain = pieces.compiled_in_pieces(scene, lambda gm, ex: (compiled.append(1), aot_eager(gm, ex))[1])
+    def lowered(ctx: Any, inputs: Any, compiler: str, options: Any) -> Callable[..., Any]:
+        chain = pieces.compiled_in_pieces(ctx, lambda gm, ex: (compiled.append(1), aot_eager(gm, ex))[1])
         assert chain is not None
         return chain
 

@@ -16,7 +16,7 @@ from torch import nn
 from ridgeline.optimizer import backend
 from ridgeline.optimizer.backend import Report, compiled
 from ridgeline.optimizer.rewrites.attention.decode import attended, num_seen
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.linear import gemv as vectors
 from ridgeline.optimizer.rewrites.linear import split_gemm as halves
 
@@ -352,7 +352,7 @@ def test_lengths_are_counted_together_only_where_nobody_can_tell(model: Any, lau
                                                                  monkeypatch: Any) -> None:  # fmt: skip
     """Three layers: what each spelling launches to count, and how many places are still copied."""
     seen: list[Any] = []
-    monkeypatch.setattr(backend, "_lowered", lambda scene, *_: seen.append(scene) or scene.gm.forward)
+    monkeypatch.setattr(backend, "_lowered", lambda ctx, *_: seen.append(ctx) or ctx.gm.forward)
 
     def given() -> tuple[Any, ...]:
         torch.manual_seed(1)
@@ -366,7 +366,7 @@ def test_lengths_are_counted_together_only_where_nobody_can_tell(model: Any, lau
             torch.testing.assert_close(fast(*ours), model()(*theirs), rtol=0, atol=0)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     names = [str(getattr(node.target, "__name__", node.target)) for node in seen[0].graph.nodes]
-    assert (names.count("add_") + names.count("_foreach_add_"), names.count("copied_place")) == (launches, copies)
+    assert (names.count("add_") + names.count("_foreach_add_"), names.count("copied_position")) == (launches, copies)
 
 
 def test_an_op_writes_what_its_schema_says_and_nothing_else() -> None:
@@ -376,8 +376,8 @@ def test_an_op_writes_what_its_schema_says_and_nothing_else() -> None:
         node.meta["example_value"] = torch.empty(1)
     append = graph.call_function(torch.ops.ridgeline_kernels.cache_append.default, tuple(nodes))
     graph.output(())
-    scene = Scene(torch.fx.GraphModule({}, graph), [], training=False)
-    assert scene.written(append) == scene.memory(nodes[0]) | scene.memory(nodes[1])
+    ctx = GraphContext(torch.fx.GraphModule({}, graph), [], training=False)
+    assert ctx.written(append) == ctx.memory(nodes[0]) | ctx.memory(nodes[1])
 
 
 class Shown(nn.Module):
@@ -414,7 +414,7 @@ MASKED = {
 def test_a_mask_that_shows_keys_up_to_a_number_becomes_lengths_and_no_other_does(name: str, batch: int,
                                                                                  monkeypatch: Any) -> None:  # fmt: skip
     seen: list[Any] = []
-    monkeypatch.setattr(backend, "_lowered", lambda scene, *_: seen.append(scene) or scene.gm.forward)
+    monkeypatch.setattr(backend, "_lowered", lambda ctx, *_: seen.append(ctx) or ctx.gm.forward)
     model = Shown((COUNTED | MASKED)[name])
     k, v = torch.randn(2, batch, 2, 30, 16)
     q, numbers = torch.randn(batch, 4, 1, 16), torch.tensor([20, 11])[:batch]
@@ -435,7 +435,7 @@ class TwoShown(nn.Module):
 
 def test_layers_that_share_a_mask_share_its_lengths(monkeypatch: Any) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(backend, "_lowered", lambda scene, *_: seen.append(scene) or scene.gm.forward)
+    monkeypatch.setattr(backend, "_lowered", lambda ctx, *_: seen.append(ctx) or ctx.gm.forward)
     k, v = torch.randn(2, 1, 4, 30, 16)
     args = (torch.randn(1, 4, 1, 16), k, v, torch.tensor([[7]]))
     found, meant, _ = _ran(TwoShown(), args, ("decode-attention",))

@@ -22,7 +22,7 @@ from ridgeline.optimizer.precision import choice as narrowing
 from ridgeline.optimizer.precision import sensitivity
 from ridgeline.optimizer.precision.formats import FORMATS, Shape, options
 from ridgeline.optimizer.precision.sensitivity import Choice, Layer, choose
-from ridgeline.optimizer.precision.weight_bank import Bank
+from ridgeline.optimizer.precision.weight_bank import WeightBank
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search.candidate import Candidate, build
 from ridgeline.optimizer.search.judge import Prover, Subject
@@ -210,14 +210,14 @@ def test_layers_are_known_by_their_weights_in_a_graph_that_was_lowered_before(co
     traced = Traced(model)
     with torch.no_grad():
         traced.lowered(rewrites=())(x)
-        bank = Bank(model, dict.fromkeys(PLAN, "int8"))
+        bank = WeightBank(model, dict.fromkeys(PLAN, "int8"))
         found = traced.lowered(rewrites=("narrow",), compiler=compiler, options={"narrow": bank}, report=report)(x)
         assert report.counts()["narrow"] and 0 < float((found - model(x)).norm() / model(x).norm()) < 0.03
 
 
 def test_the_bank_names_a_layer_it_does_not_know() -> None:
     with pytest.raises(OptimizeError, match="no linear layer"):
-        Bank(_net(), {"nowhere": "int8"})
+        WeightBank(_net(), {"nowhere": "int8"})
 
 
 def _optimized(model: nn.Module, x: Tensor, **given: Any) -> Receipt:

@@ -19,7 +19,7 @@ from ridgeline.engine.example_inputs import Inputs
 from ridgeline.engine.shallow_clone import shallow_clone
 from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.backend import Report
-from ridgeline.optimizer.in_place.channels_last import lay_channels_last
+from ridgeline.optimizer.in_place.channels_last import make_channels_last
 from ridgeline.optimizer.receipt import Receipt
 from ridgeline.optimizer.search import budget as budgets
 from ridgeline.optimizer.search import builds, final_proofs, handover, last_race, prepare, summary
@@ -31,7 +31,7 @@ from ridgeline.optimizer.search.facts import Facts, Proposal
 from ridgeline.optimizer.search.forecast import Forecast
 from ridgeline.optimizer.search.judge import Verdict
 from ridgeline.optimizer.search.last_race import LastRace
-from ridgeline.optimizer.search.loss_curve import Tracked
+from ridgeline.optimizer.search.loss_curve import LossCurves
 from ridgeline.optimizer.search.memory import Memory
 from ridgeline.optimizer.search.order import Stages
 from ridgeline.optimizer.search.prices import CAPTURE_S
@@ -241,7 +241,7 @@ def test_channels_last_weights_are_a_clones_own_and_follow_the_models() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
     x, place = torch.randn(1, 3, 8, 8), model[0].weight.data_ptr()
     expected, clone = model(x), shallow_clone(model)
-    laid = lay_channels_last(clone, model, differentiable=False)
+    laid = make_channels_last(clone, model, differentiable=False)
     assert laid is not None and clone[0].weight.stride() == (27, 1, 9, 3)
     torch.testing.assert_close(clone(x), expected)
     assert model[0].weight.data_ptr() == place and model[0].weight.is_contiguous()
@@ -254,7 +254,7 @@ def test_channels_last_weights_are_a_clones_own_and_follow_the_models() -> None:
 def test_gradients_of_channels_last_weights_reach_the_model() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 3), nn.Conv2d(4, 4, 1))
     clone, x = shallow_clone(model), torch.randn(2, 3, 8, 8)
-    assert lay_channels_last(clone, model, differentiable=True) is None
+    assert make_channels_last(clone, model, differentiable=True) is None
     assert not clone[0].weight.is_contiguous() and clone[2].weight.is_contiguous()
     model(x).square().sum().backward()
     meant = [p.grad for p in model.parameters()]
@@ -719,10 +719,10 @@ def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
                             device=torch.device("cpu")))  # fmt: skip
     stock = Candidate(name="torch.compile", compiler="stock")
     recorded = replace(stock, name="torch.compile + graph", graphed=True, tries_convolutions=True)
-    assert not search.builds.records_best(recorded)
+    assert not search.builds.captures_best(recorded)
     search.best = Built(stock, search.problem.model, Report())
-    assert search.builds.records_best(recorded) and not search.builds.records_best(stock)
-    assert not search.builds.records_best(replace(recorded, compiler="inductor"))
+    assert search.builds.captures_best(recorded) and not search.builds.captures_best(stock)
+    assert not search.builds.captures_best(replace(recorded, compiler="inductor"))
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])
@@ -731,11 +731,11 @@ def test_what_took_a_compiler_its_time_is_still_recorded_in_inference(mode: str)
                             device=torch.device("cpu")))  # fmt: skip
     stock = Candidate(name="torch.compile", compiler="stock")
     recorded = Proposal(replace(stock, name="torch.compile + graph", graphed=True, tries_convolutions=True), CAPTURE_S)
-    assert not search.builds.records_made(recorded)  # nothing is compiled yet
+    assert not search.builds.captures_compiled(recorded)  # nothing is compiled yet
     search.builds.families[replace(stock, name="")] = Built(stock, search.problem.model, Report())
-    assert search.builds.records_made(recorded) is (mode == "infer")
-    assert not search.builds.records_made(replace(recorded, cost_s=3 * CAPTURE_S))
-    assert not search.builds.records_made(Proposal(stock, CAPTURE_S))
+    assert search.builds.captures_compiled(recorded) is (mode == "infer")
+    assert not search.builds.captures_compiled(replace(recorded, cost_s=3 * CAPTURE_S))
+    assert not search.builds.captures_compiled(Proposal(stock, CAPTURE_S))
 
 
 def test_under_autocast_nothing_is_compiled_once_more_to_be_recorded(monkeypatch: Any) -> None:
@@ -989,8 +989,8 @@ def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
 
 
 def test_where_a_winner_strays_eager_recorded_is_better_than_eager(monkeypatch: Any) -> None:
-    def strays(model: nn.Module, call: Any, *rest: Any) -> Tracked:
-        return Tracked((3.0, 2.0, 1.0), (3.0, 3.0, 3.0))
+    def strays(model: nn.Module, call: Any, *rest: Any) -> LossCurves:
+        return LossCurves((3.0, 2.0, 1.0), (3.0, 3.0, 3.0))
 
     class Slower(Slow):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

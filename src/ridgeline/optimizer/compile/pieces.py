@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ridgeline.optimizer.rewrites.context import Scene, is_switch, stand_in, tracing_mode, where
+from ridgeline.optimizer.rewrites.context import GraphContext, is_switch, stand_in, tracing_mode, where
 from ridgeline.optimizer.rewrites.op_names import call
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -38,39 +38,39 @@ class Step:
     done: tuple[int, ...]
 
 
-def compiled_in_pieces(scene: Scene, compiler: Compiler) -> Callable[..., Any] | None:
+def compiled_in_pieces(ctx: GraphContext, compiler: Compiler) -> Callable[..., Any] | None:
     """The graph as a chain of pieces, equal ones compiled once; None if cutting does not pay or is unsafe."""
-    pieces = cut(scene)
+    pieces = cut(ctx)
     if pieces is None:
         return None
     made: dict[Any, Callable[..., Any]] = {}
-    keys = _keys(scene, pieces)
+    keys = _keys(ctx, pieces)
     for piece, key in zip(pieces, keys, strict=True):
         if key not in made:
-            made[key] = _compiled(scene, piece, compiler)
-    return _chained(scene, pieces, [made[key] for key in keys])
+            made[key] = _compiled(ctx, piece, compiler)
+    return _chained(ctx, pieces, [made[key] for key in keys])
 
 
-def cut(scene: Scene) -> list[Piece] | None:
+def cut(ctx: GraphContext) -> list[Piece] | None:
     """Cut a graph into pieces; None if it has no repeated blocks, or if a cut could change a result."""
-    nodes = [node for node in scene.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
-    attributes = [node for node in scene.graph.nodes if node.op == "get_attr"]
+    nodes = [node for node in ctx.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
+    attributes = [node for node in ctx.graph.nodes if node.op == "get_attr"]
     # Smaller graphs compile in a few seconds anyway.
-    if len(nodes) < 60 or any(not isinstance(_constant(scene, node), Tensor) for node in attributes):
+    if len(nodes) < 60 or any(not isinstance(_constant(ctx, node), Tensor) for node in attributes):
         return None  # the second: inner graphs of control flow
     paths = {node: _numbered(where(node)) for node in nodes}
-    pieces = _pieces(scene, _runs(nodes, paths, dict.fromkeys(nodes, 1)))
+    pieces = _pieces(ctx, _runs(nodes, paths, dict.fromkeys(nodes, 1)))
     depth = dict.fromkeys(nodes, 1)
     for _ in range(3):  # blocks that are all different may contain blocks that are not
-        lonely = [node for piece, num in zip(pieces, _counts(scene, pieces), strict=True) if num == 1
+        lonely = [node for piece, num in zip(pieces, _counts(ctx, pieces), strict=True) if num == 1
                   for node in piece.nodes]  # fmt: skip
         deeper = [node for node in lonely if len(paths[node]) > depth[node]]
         if not deeper:
             break
         depth |= {node: depth[node] + 1 for node in deeper}
-        pieces = _pieces(scene, _runs(nodes, paths, depth))
-    pieces = _joined(scene, pieces)
-    return pieces if _worth_it(scene, pieces) and _safe(scene, pieces) else None
+        pieces = _pieces(ctx, _runs(nodes, paths, depth))
+    pieces = _joined(ctx, pieces)
+    return pieces if _worth_it(ctx, pieces) and _safe(ctx, pieces) else None
 
 
 def _numbered(path: str) -> list[str]:
@@ -112,7 +112,7 @@ def _taken_from(node: fx.Node) -> fx.Node | None:
     return None if isinstance(node.args[0].meta.get("example_value"), Tensor) else node.args[0]
 
 
-def _pieces(scene: Scene, runs: list[list[fx.Node]]) -> list[Piece]:
+def _pieces(ctx: GraphContext, runs: list[list[fx.Node]]) -> list[Piece]:
     home = {node: number for number, run in enumerate(runs) for node in run}
     found = []
     for number, run in enumerate(runs):
@@ -122,22 +122,22 @@ def _pieces(scene: Scene, runs: list[list[fx.Node]]) -> list[Piece]:
     return found
 
 
-def _joined(scene: Scene, pieces: list[Piece]) -> list[Piece]:
+def _joined(ctx: GraphContext, pieces: list[Piece]) -> list[Piece]:
     """Join neighbors without equals, so that the compiler may fuse across them."""
     runs: list[list[fx.Node]] = []
     before_lonely = False
-    for piece, num in zip(pieces, _counts(scene, pieces), strict=True):
+    for piece, num in zip(pieces, _counts(ctx, pieces), strict=True):
         lonely = num < LEAST_EQUAL
         if lonely and before_lonely:
             runs[-1].extend(piece.nodes)
         else:
             runs.append(list(piece.nodes))
         before_lonely = lonely
-    return _pieces(scene, runs)
+    return _pieces(ctx, runs)
 
 
-def _worth_it(scene: Scene, pieces: list[Piece]) -> bool:
-    counts = _counts(scene, pieces)
+def _worth_it(ctx: GraphContext, pieces: list[Piece]) -> bool:
+    counts = _counts(ctx, pieces)
     repeated = [node for piece, num in zip(pieces, counts, strict=True) if num > 1 for node in piece.nodes]
     layouts = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
     functions = tuple(getattr(torch, name) for name in layouts)
@@ -148,22 +148,22 @@ def _worth_it(scene: Scene, pieces: list[Piece]) -> bool:
     return unlike <= 0.7 * sum(len(piece.nodes) for piece in pieces)
 
 
-def _constant(scene: Scene, node: fx.Node) -> Any:
-    found: Any = scene.gm
+def _constant(ctx: GraphContext, node: fx.Node) -> Any:
+    found: Any = ctx.gm
     for name in str(node.target).split("."):
         found = getattr(found, name)
     return found
 
 
-def _safe(scene: Scene, pieces: list[Piece]) -> bool:
+def _safe(ctx: GraphContext, pieces: list[Piece]) -> bool:
     crossing = {node for piece in pieces for node in (*piece.inputs, *piece.outputs)}
-    if any(not isinstance(_value(scene, node), Tensor) for node in crossing):
+    if any(not isinstance(_value(ctx, node), Tensor) for node in crossing):
         return False
-    return all(_balanced(piece) for piece in pieces) and not _written_through_views(scene, crossing)
+    return all(_balanced(piece) for piece in pieces) and not _written_through_views(ctx, crossing)
 
 
-def _value(scene: Scene, node: fx.Node) -> Any:
-    return _constant(scene, node) if node.op == "get_attr" else scene.value(node)
+def _value(ctx: GraphContext, node: fx.Node) -> Any:
+    return _constant(ctx, node) if node.op == "get_attr" else ctx.value(node)
 
 
 def _balanced(piece: Piece) -> bool:
@@ -174,36 +174,36 @@ def _balanced(piece: Piece) -> bool:
     return others % 2 == 0 and (not values or (len(values) % 2 == 0 and values[0] != values[-1]))
 
 
-def _written_through_views(scene: Scene, crossing: set[fx.Node]) -> bool:
+def _written_through_views(ctx: GraphContext, crossing: set[fx.Node]) -> bool:
     """Whether memory written in place crosses a cut under two names: a piece would see only one of them."""
     names: Counter[int] = Counter()
     for node in crossing:
-        names.update(scene.memory(node))
-    for writer in scene.writers():
-        written = scene.written(writer)
+        names.update(ctx.memory(node))
+    for writer in ctx.writers():
+        written = ctx.written(writer)
         if not written or any(names[owner] > 1 for owner in written):
             return True
     return False
 
 
-def _keys(scene: Scene, pieces: Sequence[Piece]) -> list[Any]:
-    return [_key(scene, piece) for piece in pieces]
+def _keys(ctx: GraphContext, pieces: Sequence[Piece]) -> list[Any]:
+    return [_key(ctx, piece) for piece in pieces]
 
 
-def _counts(scene: Scene, pieces: Sequence[Piece]) -> list[int]:
+def _counts(ctx: GraphContext, pieces: Sequence[Piece]) -> list[int]:
     """The number of pieces equal to each, itself included."""
-    keys = _keys(scene, pieces)
+    keys = _keys(ctx, pieces)
     num = Counter(keys)
     return [num[key] for key in keys]
 
 
-def _key(scene: Scene, piece: Piece) -> Any:
+def _key(ctx: GraphContext, piece: Piece) -> Any:
     """Everything that could make a compiler generate other code for a piece."""
     number: dict[fx.Node, int] = {node: at for at, node in enumerate((*piece.inputs, *piece.nodes))}
-    inputs = tuple(_type_of(_value(scene, node)) for node in piece.inputs)
+    inputs = tuple(_type_of(_value(ctx, node)) for node in piece.inputs)
     body = tuple(
-        (node.op, node.target if isinstance(node.target, str) else id(node.target), _spelled(node.args, number),
-         _spelled(node.kwargs, number)) for node in piece.nodes
+        (node.op, node.target if isinstance(node.target, str) else id(node.target), _read_unfused(node.args, number),
+         _read_unfused(node.kwargs, number)) for node in piece.nodes
     )  # fmt: skip
     return inputs, body, tuple(number[node] for node in piece.outputs)
 
@@ -215,45 +215,45 @@ def _type_of(value: Any) -> Any:
     return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad, aligned
 
 
-def _spelled(value: Any, number: dict[fx.Node, int]) -> Any:
+def _read_unfused(value: Any, number: dict[fx.Node, int]) -> Any:
     if isinstance(value, fx.Node):
         return "node", number[value]
     if isinstance(value, (tuple, list)):
-        return type(value).__name__, *(_spelled(each, number) for each in value)
+        return type(value).__name__, *(_read_unfused(each, number) for each in value)
     if isinstance(value, dict):
-        return tuple((name, _spelled(each, number)) for name, each in value.items())
+        return tuple((name, _read_unfused(each, number)) for name, each in value.items())
     if isinstance(value, slice):
-        return "slice", *(_spelled(each, number) for each in (value.start, value.stop, value.step))
+        return "slice", *(_read_unfused(each, number) for each in (value.start, value.stop, value.step))
     return type(value).__name__, repr(value)
 
 
-def _compiled(scene: Scene, piece: Piece, compiler: Compiler) -> Callable[..., Any]:
+def _compiled(ctx: GraphContext, piece: Piece, compiler: Compiler) -> Callable[..., Any]:
     graph = fx.Graph()
     table: dict[fx.Node, fx.Node] = {}
     for at, node in enumerate(piece.inputs):
         table[node] = graph.placeholder(f"input_{at}")
-        table[node].meta["example_value"] = _value(scene, node)
+        table[node].meta["example_value"] = _value(ctx, node)
     for node in piece.nodes:
         table[node] = graph.node_copy(node, lambda each: table[each])
     graph.output(tuple(table[node] for node in piece.outputs))
-    module = fx.GraphModule(scene.gm, graph)
+    module = fx.GraphModule(ctx.gm, graph)
     mode = tracing_mode()
-    examples = [_value(scene, node) if mode is None else stand_in(_value(scene, node), mode) for node in piece.inputs]
+    examples = [_value(ctx, node) if mode is None else stand_in(_value(ctx, node), mode) for node in piece.inputs]
     if mode is None:
         return compiler(module, examples)
     with torch._guards.tracing(torch._guards.TracingContext(mode)):
         return compiler(module, examples)
 
 
-def _chained(scene: Scene, pieces: list[Piece], runs: list[Callable[..., Any]]) -> Callable[..., Any]:
-    placeholders = scene.graph.find_nodes(op="placeholder")
+def _chained(ctx: GraphContext, pieces: list[Piece], runs: list[Callable[..., Any]]) -> Callable[..., Any]:
+    placeholders = ctx.graph.find_nodes(op="placeholder")
     place = {node: at for at, node in enumerate(placeholders)}
-    constants = [node for node in scene.graph.nodes if node.op == "get_attr"]
+    constants = [node for node in ctx.graph.nodes if node.op == "get_attr"]
     place |= {node: len(place) + at for at, node in enumerate(constants)}
-    fixed = tuple(_constant(scene, node) for node in constants)
+    fixed = tuple(_constant(ctx, node) for node in constants)
     for piece in pieces:
         place |= {node: len(place) + at for at, node in enumerate(piece.outputs)}
-    (last,) = scene.graph.find_nodes(op="output")
+    (last,) = ctx.graph.find_nodes(op="output")
     kept = set(last.all_input_nodes)
     reader = {node: at for at, piece in enumerate(pieces) for node in (*piece.outputs, *piece.inputs)}
     steps = tuple(

@@ -28,7 +28,7 @@ def channels_last_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
-class LaidWeights:
+class ChannelsLastWeights:
     """Channels-last copies of weights, updated in place after the weights were written to."""
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -48,7 +48,7 @@ class LaidWeights:
             self._marks = marks
 
 
-def lay_channels_last(clone: nn.Module, model: nn.Module, *, differentiable: bool) -> LaidWeights | None:
+def make_channels_last(clone: nn.Module, model: nn.Module, *, differentiable: bool) -> ChannelsLastWeights | None:
     """Give convolutions of a clone channels-last weights.
 
     For inference they are copies, refreshed by the result. In training every forward converts them, one copy a step, so
@@ -61,16 +61,16 @@ def lay_channels_last(clone: nn.Module, model: nn.Module, *, differentiable: boo
         assert isinstance(weight, nn.Parameter)
         if differentiable:
             kind: Any = type(layer)
-            layer.__class__ = _laying(kind)
+            layer.__class__ = _channels_last_class(kind)
             continue
         laid = nn.Parameter(weight.detach().contiguous(memory_format=_LAST[weight.dim()]), weight.requires_grad)
         layer._parameters = {**layer._parameters, "weight": laid}
         pairs.append((weight, laid))
-    return LaidWeights(pairs) if pairs else None
+    return ChannelsLastWeights(pairs) if pairs else None
 
 
 @cache
-def _laying(kind: Any) -> Any:
+def _channels_last_class(kind: Any) -> Any:
     """A subclass of a convolution whose weight is converted to channels last when it is read."""
 
     def weight(self: Any) -> Tensor:

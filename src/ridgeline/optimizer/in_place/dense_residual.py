@@ -16,20 +16,20 @@ from torch import Tensor, nn
 LEAST_NUMBERS = 1 << 18
 
 
-def lies_across(x: Tensor) -> bool:
+def is_transposed_rows(x: Tensor) -> bool:
     """Whether a [batch, rows, columns] tensor is large and contiguous along its rows."""
     return x.dim() == 3 and x.is_floating_point() and min(x.shape[1:]) > 1 and x.stride(1) == 1 != x.stride(2) and (
         x.numel() >= LEAST_NUMBERS
     )  # fmt: skip
 
 
-def entry_of(block: nn.Module) -> Callable[[Any], Any]:
+def contiguous_entry(block: nn.Module) -> Callable[[Any], Any]:
     """A function that makes transposed inputs of a block contiguous, if the block normalizes their columns."""
     weights = [getattr(module, "weight", None) for module in block.modules()]
     widths = {w.shape[0] for w in weights if isinstance(w, Tensor) and w.dim() == 1}  # the widths of norms
 
     def laid(value: Any) -> Any:
-        if type(value) is Tensor and value.dim() == 3 and value.shape[2] in widths and lies_across(value):
+        if type(value) is Tensor and value.dim() == 3 and value.shape[2] in widths and is_transposed_rows(value):
             return value.contiguous()
         return value
 

@@ -42,7 +42,7 @@ class Packed:
         return True
 
 
-class Bank:
+class WeightBank:
     """All quantized weights of a model, by parameter."""
 
     def __init__(self, model: nn.Module, plan: Mapping[str, str]) -> None:
@@ -89,7 +89,7 @@ class Refreshable(Protocol):
     def refresh(self) -> Any: ...
 
 
-class Narrowed:
+class RefreshedCall:
     """A call that first updates derived weights."""
 
     def __init__(self, call: Callable[..., Any], bank: Refreshable) -> None:

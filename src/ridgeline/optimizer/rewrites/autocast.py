@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 from ridgeline.engine.autocast import CAST, off
-from ridgeline.optimizer.rewrites.context import Scene, is_written
+from ridgeline.optimizer.rewrites.context import GraphContext, is_written
 from ridgeline.optimizer.rewrites.op_names import call, cast
 
 ENTER = _enter_autocast
@@ -31,31 +31,31 @@ _PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "conv1d", "conv2d", "conv
 class Writer:
     """Inserts casts while walking a graph; one per tensor and dtype, unless something writes to the tensor."""
 
-    scene: Scene
+    ctx: GraphContext
     made: dict[tuple[fx.Node, torch.dtype], fx.Node] = field(default_factory=dict)
     num: int = 0
 
     def cast(self, node: fx.Node, dtype: torch.dtype, before: fx.Node) -> fx.Node:
-        if self.scene.dtype(node) == dtype:
+        if self.ctx.dtype(node) == dtype:
             return node
         if (node, dtype) in self.made:
             return self.made[node, dtype]
-        new = self.scene.emit(before, cast, node, dtype)
+        new = self.ctx.emit(before, cast, node, dtype)
         self.num += 1
-        if node.op == "placeholder" and not is_written(self.scene, node):
+        if node.op == "placeholder" and not is_written(self.ctx, node):
             self.made[node, dtype] = new
         return new
 
 
-def write_out(scene: Scene, state: dict[str, torch.dtype]) -> int | None:
+def write_out(ctx: GraphContext, state: dict[str, torch.dtype]) -> int | None:
     """Insert every cast of a graph, which then runs without autocast; returns their number, or None if unknown.
 
     If None, the graph is half changed: the caller starts again with a copy.
     """
     stack = [dict(state)]
-    writer = Writer(scene)
+    writer = Writer(ctx)
     switches: list[fx.Node] = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         if node.target is _enter_autocast:
             stack.append(_entered(stack[-1], node))
             switches.append(node)
@@ -68,7 +68,7 @@ def write_out(scene: Scene, state: dict[str, torch.dtype]) -> int | None:
     if len(stack) != 1:
         return None
     for node in reversed(switches):
-        scene.erase_writer(node)
+        ctx.erase_writer(node)
     return writer.num
 
 
@@ -90,17 +90,17 @@ def _entered(state: dict[str, torch.dtype], node: fx.Node) -> dict[str, torch.dt
 
 def _written_out(writer: Writer, node: fx.Node, state: dict[str, torch.dtype]) -> bool:
     """Insert the casts that autocast makes for a node; False if they cannot be determined."""
-    scene = writer.scene
-    if node.op not in ("call_function", "call_method") or scene.written(node) is not None:
+    ctx = writer.ctx
+    if node.op not in ("call_function", "call_method") or ctx.written(node) is not None:
         return True  # autocast does not change in-place ops
-    floats = [each for each in node.all_input_nodes if _is_cast(scene, each, state)]
-    meant = _types(scene.value(node))
+    floats = [each for each in node.all_input_nodes if _is_cast(ctx, each, state)]
+    meant = _types(ctx.value(node))
     if not floats or meant is None:
         return True
-    wide, narrow = torch.float32, state[scene.tensor(floats[0]).device.type]  # type: ignore[union-attr]
+    wide, narrow = torch.float32, state[ctx.tensor(floats[0]).device.type]  # type: ignore[union-attr]
     read = call(node)
     for dtype in (narrow,) if read is not None and read.op in _PRODUCTS else (None, wide, narrow):
-        if _types(_tried(scene, node, floats, dtype)) == meant:
+        if _types(_tried(ctx, node, floats, dtype)) == meant:
             if dtype is not None:
                 changed = {each: writer.cast(each, dtype, node) for each in floats}
                 node.args = fx.node.map_arg(node.args, lambda each, of=changed: of.get(each, each))
@@ -109,9 +109,9 @@ def _written_out(writer: Writer, node: fx.Node, state: dict[str, torch.dtype]) -
     return False
 
 
-def _is_cast(scene: Scene, node: fx.Node, state: dict[str, torch.dtype]) -> bool:
+def _is_cast(ctx: GraphContext, node: fx.Node, state: dict[str, torch.dtype]) -> bool:
     """Whether autocast may cast a node's value."""
-    value = scene.tensor(node)
+    value = ctx.tensor(node)
     return value is not None and value.device.type in state and value.dtype in CAST
 
 
@@ -125,15 +125,15 @@ def _types(value: Any) -> Sequence[Any] | None:
     return [(leaf.dtype, tuple(leaf.shape)) for leaf in leaves]
 
 
-def _tried(scene: Scene, node: fx.Node, floats: Sequence[fx.Node], dtype: torch.dtype | None) -> Any:
+def _tried(ctx: GraphContext, node: fx.Node, floats: Sequence[fx.Node], dtype: torch.dtype | None) -> Any:
     """The dtypes and shapes a node returns without autocast, with its floating-point inputs as they are or cast."""
 
     def value(each: fx.Node) -> Any:
-        found = scene.value(each)
+        found = ctx.value(each)
         return found.to(dtype) if dtype is not None and each in floats else found
 
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
-    mode = next((v.fake_mode for v in map(scene.value, floats) if hasattr(v, "fake_mode")), None)
+    mode = next((v.fake_mode for v in map(ctx.value, floats) if hasattr(v, "fake_mode")), None)
     try:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from ridgeline.optimizer.rewrites.context import ANYWHERE, Scene, clash, is_written
+from ridgeline.optimizer.rewrites.context import ANYWHERE, GraphContext, clash, is_written
 from ridgeline.optimizer.rewrites.op_names import Call, call, cast, cast_target
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -55,34 +55,34 @@ _FREE = Worth(eager=1.02, compiled=1.0001, basis="a call less on the host, 7-14 
     worth=Worth(eager=1.0001, compiled=1.0001, basis="lets other rewrites see through; compilers do it anyway"),
     exact="bits",
 )
-def in_place(scene: Scene) -> list[Match]:
+def in_place(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.writers():
+    for node in ctx.writers():
         target = _OUT_OF_PLACE.get(node.target)
-        if target is None or not node.args or not _is_unseen(scene, node, node.args[0]):
+        if target is None or not node.args or not _is_unobserved(ctx, node, node.args[0]):
             continue
-        written, place = node.args[0], scene.position(node)
-        later = {user for user in written.users if scene.position(user) > place}
-        new = _made_anew(scene, node, target)
-        if scene.alike(node, new):
-            new.meta["example_value"] = scene.value(node)  # keeps the aliasing information
+        written, place = node.args[0], ctx.position(node)
+        later = {user for user in written.users if ctx.position(user) > place}
+        new = _out_of_place(ctx, node, target)
+        if ctx.alike(node, new):
+            new.meta["example_value"] = ctx.value(node)  # keeps the aliasing information
             node.replace_all_uses_with(new)
             written.replace_all_uses_with(new, delete_user_cb=later.__contains__)
-            scene.erase_writer(node)
-            found.append(scene.match(new, f"{getattr(target, '__name__', target)} out of place"))
+            ctx.erase_writer(node)
+            found.append(ctx.match(new, f"{getattr(target, '__name__', target)} out of place"))
         else:
-            scene.discard(new)
+            ctx.discard(new)
     return found
 
 
-def _made_anew(scene: Scene, node: fx.Node, target: Any) -> fx.Node:
+def _out_of_place(ctx: GraphContext, node: fx.Node, target: Any) -> fx.Node:
     """The result of an in-place node as a new tensor, in the dtype of what it was written to."""
     kwargs = {name: value for name, value in node.kwargs.items() if name != "inplace"}
     args = tuple(node.args) if target not in _FLAGGED else _without_flag(target, node.args)
-    new = scene.emit(node, target, *args, **kwargs)
-    like, have = scene.dtype(node.args[0]), scene.dtype(new)
+    new = ctx.emit(node, target, *args, **kwargs)
+    like, have = ctx.dtype(node.args[0]), ctx.dtype(new)
     rounds = have != like and have is not None and like is not None and have.is_floating_point
-    return scene.emit(node, cast, new, like) if rounds and like.is_floating_point else new  # type: ignore[union-attr]
+    return ctx.emit(node, cast, new, like) if rounds and like.is_floating_point else new  # type: ignore[union-attr]
 
 
 _FLAGGED = {F.relu: 1, F.silu: 1, F.relu6: 1, F.hardswish: 1, F.leaky_relu: 2, F.elu: 2, F.mish: 1,
@@ -95,20 +95,20 @@ def _without_flag(target: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*args[:at], *args[at + 1 :])
 
 
-def _is_unseen(scene: Scene, node: fx.Node, written: Any) -> bool:
+def _is_unobserved(ctx: GraphContext, node: fx.Node, written: Any) -> bool:
     """Whether memory that is written is later read only by this node's users and the tensor it wrote to.
 
     Code that writes in place for its own sake (``scores.masked_fill_(…)``) continues with the tensor it wrote to.
     """
-    if not isinstance(written, fx.Node) or written.op == "placeholder" or scene.tensor(written) is None:
+    if not isinstance(written, fx.Node) or written.op == "placeholder" or ctx.tensor(written) is None:
         return False
-    place, memory = scene.position(node), scene.memory(written)
-    for each in scene.nodes:
-        if scene.position(each) >= place:
+    place, memory = ctx.position(node), ctx.memory(written)
+    for each in ctx.nodes:
+        if ctx.position(each) >= place:
             break
-        if each is written or not scene.memory(each) or not clash(memory, scene.memory(each)):
+        if each is written or not ctx.memory(each) or not clash(memory, ctx.memory(each)):
             continue
-        if each.op in ("placeholder", "get_attr") or any(scene.position(user) > place for user in each.users):
+        if each.op in ("placeholder", "get_attr") or any(ctx.position(user) > place for user in each.users):
             return False
     return True
 
@@ -116,23 +116,23 @@ def _is_unseen(scene: Scene, node: fx.Node, written: Any) -> bool:
 @rewrite(
     "identity", summary="drops dropout that is off, casts and copies that change nothing", worth=_FREE, exact="bits"
 )
-def identity(scene: Scene) -> list[Match]:
+def identity(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
-        source = None if read is None else _same_as(scene, read)
-        if source is None or not _may_alias(scene, node, source):
+        source = None if read is None else _same_as(ctx, read)
+        if source is None or not _may_alias(ctx, node, source):
             continue
         node.replace_all_uses_with(source)
-        found.append(scene.match(node, f"{read.op} dropped"))  # type: ignore[union-attr]
-        scene.discard(node)
+        found.append(ctx.match(node, f"{read.op} dropped"))  # type: ignore[union-attr]
+        ctx.discard(node)
     return found
 
 
-def _same_as(scene: Scene, read: Call) -> fx.Node | None:
+def _same_as(ctx: GraphContext, read: Call) -> fx.Node | None:
     """The argument that a call returns unchanged in value, dtype and layout; None if it does something."""
-    source = _only_part(scene, read) if read.op == "cat" else read.given.get("input")
-    if not isinstance(source, fx.Node) or scene.tensor(source) is None or not scene.alike(source, read.node):
+    source = _only_nonempty(ctx, read) if read.op == "cat" else read.given.get("input")
+    if not isinstance(source, fx.Node) or ctx.tensor(source) is None or not ctx.alike(source, read.node):
         return None
     if read.op == "dropout":
         off = read.get("training", True) is False or read.get("p", 0.5) == 0
@@ -142,7 +142,7 @@ def _same_as(scene: Scene, read: Call) -> fx.Node | None:
     if read.op == "pad":  # only padding by nothing: rows added in front and cut at the end shift the rest
         return source if all(_is_number(each, 0) for each in read.get("pad", (None,))) else None
     if read.op in ("add", "sub") and _is_number(read["other"], 0):  # only integers: -0.0 + 0 is +0.0
-        return source if not scene.tensor(source).is_floating_point() else None  # type: ignore[union-attr]
+        return source if not ctx.tensor(source).is_floating_point() else None  # type: ignore[union-attr]
     if read.op in ("mul", "div") and _is_number(read["other"], 1):
         return source
     if read.op == "transpose":
@@ -150,12 +150,12 @@ def _same_as(scene: Scene, read: Call) -> fx.Node | None:
     return source if _plain_cast(read) else None
 
 
-def _only_part(scene: Scene, read: Call) -> Any:
+def _only_nonempty(ctx: GraphContext, read: Call) -> Any:
     """The only concatenated tensor with any elements: partial rotary embeddings of whole heads have an empty one."""
     parts = read.given.get("tensors")
-    if not isinstance(parts, (list, tuple)) or any(scene.shape(part) is None for part in parts):
+    if not isinstance(parts, (list, tuple)) or any(ctx.shape(part) is None for part in parts):
         return None
-    filled = [part for part in parts if 0 not in (scene.shape(part) or ())]
+    filled = [part for part in parts if 0 not in (ctx.shape(part) or ())]
     return filled[0] if len(filled) == 1 else None
 
 
@@ -177,55 +177,55 @@ def _is_number(value: Any, number: float) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == number
 
 
-def _may_alias(scene: Scene, node: fx.Node, source: fx.Node) -> bool:
+def _may_alias(ctx: GraphContext, node: fx.Node, source: fx.Node) -> bool:
     """Whether the argument may replace the result: nothing writes to either, and no output changes its identity."""
     if any(user.op == "output" for user in node.users):
         return False
-    return not is_written(scene, source) and not is_written(scene, node)
+    return not is_written(ctx, source) and not is_written(ctx, node)
 
 
 @rewrite("views", summary="joins chains of reshapes and of casts", worth=_FREE, exact="bits")
-def views(scene: Scene) -> list[Match]:
+def views(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
         if read is None or not isinstance(read.given.get("input"), fx.Node):
             continue
         first = call(read["input"])
         if first is None or len(first.node.users) != 1 or first.node.op == "placeholder":
             continue
-        joined = _joined(scene, first, read)
-        if joined is not None and scene.replace(node, joined):
-            found.append(scene.match(joined, f"{first.op} and {read.op} joined"))
-            scene.discard(node)
+        joined = _joined(ctx, first, read)
+        if joined is not None and ctx.replace(node, joined):
+            found.append(ctx.match(joined, f"{first.op} and {read.op} joined"))
+            ctx.discard(node)
     return found
 
 
-def _joined(scene: Scene, first: Call, second: Call) -> fx.Node | None:
+def _joined(ctx: GraphContext, first: Call, second: Call) -> fx.Node | None:
     """One node for two, or None: a reshape of a reshape, a transposition undone, a widening before a cast."""
-    source, shape = first.given.get("input"), scene.shape(second.node)
-    if not isinstance(source, fx.Node) or scene.tensor(source) is None or shape is None:
+    source, shape = first.given.get("input"), ctx.shape(second.node)
+    if not isinstance(source, fx.Node) or ctx.tensor(source) is None or shape is None:
         return None
-    if is_written(scene, source) or is_written(scene, second.node):
+    if is_written(ctx, source) or is_written(ctx, second.node):
         return None
     if first.op in ("view", "reshape", "flatten", "unsqueeze", "squeeze") and second.op in (
         "view",
         "reshape",
         "flatten",
     ):
-        if not _views_alike(scene, first, second):
+        if not _views_alike(ctx, first, second):
             return None
-        return scene.emit(second.node, _reshaped, source, shape)
-    return _wide_cast(scene, source, first, second)
+        return ctx.emit(second.node, _reshaped, source, shape)
+    return _double_cast(ctx, source, first, second)
 
 
-def _views_alike(scene: Scene, first: Call, second: Call) -> bool:
+def _views_alike(ctx: GraphContext, first: Call, second: Call) -> bool:
     """Neither of two reshapes copies: joining them neither adds nor drops a copy."""
-    source, last = scene.tensor(first["input"]), scene.tensor(second.node)
+    source, last = ctx.tensor(first["input"]), ctx.tensor(second.node)
     return (
         isinstance(source, Tensor)
         and isinstance(last, Tensor)
-        and scene.memory(first["input"]) == scene.memory(second.node) != {ANYWHERE}
+        and ctx.memory(first["input"]) == ctx.memory(second.node) != {ANYWHERE}
     )
 
 
@@ -233,15 +233,15 @@ def _reshaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return x.view(shape)
 
 
-def _wide_cast(scene: Scene, source: fx.Node, first: Call, second: Call) -> fx.Node | None:
+def _double_cast(ctx: GraphContext, source: fx.Node, first: Call, second: Call) -> fx.Node | None:
     """Widening and then rounding is rounding once: the first cast is exact."""
     middle, last = cast_target(first), cast_target(second)
-    start = scene.dtype(source)
+    start = ctx.dtype(source)
     if middle is None or last is None or start is None or not _plain_chain(first, second):
         return None
     if not (start.is_floating_point and middle.is_floating_point) or torch.promote_types(start, middle) != middle:
         return None
-    return scene.emit(second.node, _cast, source, last)
+    return ctx.emit(second.node, _cast, source, last)
 
 
 def _plain_chain(first: Call, second: Call) -> bool:

@@ -13,9 +13,15 @@ import torch
 from torch import fx
 
 from ridgeline.optimizer.rewrites.attention.backends import key_mask
-from ridgeline.optimizer.rewrites.attention.fused import added_up, hiding, hiding_of, lifted, unfolded
+from ridgeline.optimizer.rewrites.attention.fused import (
+    additive_mask,
+    finite_mask,
+    flat_image_bias,
+    masked_bias,
+    merged_bias,
+)
 from ridgeline.optimizer.rewrites.attention.score_bias import along
-from ridgeline.optimizer.rewrites.context import Scene, clash, is_written
+from ridgeline.optimizer.rewrites.context import GraphContext, clash, is_written
 from ridgeline.optimizer.rewrites.op_names import call, cast_target
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -27,7 +33,7 @@ _FUNCTIONS = (
     "getitem", "select", "narrow",
 )  # fmt: skip
 """Ops that depend only on their arguments, and write nowhere."""
-_OURS = (added_up, hiding, hiding_of, along, key_mask, lifted, unfolded)
+_OURS = (merged_bias, additive_mask, masked_bias, along, key_mask, finite_mask, flat_image_bias)
 _PLAIN = (int, float, bool, str, type(None), type(Ellipsis), torch.dtype, torch.device, torch.memory_format)
 
 
@@ -38,34 +44,34 @@ _PLAIN = (int, float, bool, str, type(None), type(Ellipsis), torch.dtype, torch.
     worth=Worth(eager=1.01, compiled=1.01, basis="T5 with padding: 13 % of its bytes are one sum, made in every layer"),
     exact="bits",
 )
-def once(scene: Scene) -> list[Match]:
-    if scene.autocast:
+def once(ctx: GraphContext) -> list[Match]:
+    if ctx.autocast:
         return []
     first: dict[Hashable, fx.Node] = {}
     found = []
-    returned = {owner for node in scene.graph.find_nodes(op="output") for each in node.all_input_nodes
-                for owner in scene.memory(each)}  # fmt: skip
-    for node in scene.nodes:
+    returned = {owner for node in ctx.graph.find_nodes(op="output") for each in node.all_input_nodes
+                for owner in ctx.memory(each)}  # fmt: skip
+    for node in ctx.nodes:
         key = _key(node)
         if key is None:
             continue
         known = first.setdefault(key, node)
-        if known is node or not _is_the_same(scene, known, node, returned):
+        if known is node or not _is_the_same(ctx, known, node, returned):
             continue
         node.replace_all_uses_with(known)
-        scene.discard(node)
-        found.append(scene.match(known, f"{scene.shape(known)} once"))
+        ctx.discard(node)
+        found.append(ctx.match(known, f"{ctx.shape(known)} once"))
     return found
 
 
-def _is_the_same(scene: Scene, known: fx.Node, node: fx.Node, returned: set[int]) -> bool:
+def _is_the_same(ctx: GraphContext, known: fx.Node, node: fx.Node, returned: set[int]) -> bool:
     """Whether two nodes read the same values, nothing writes to either, and neither is an output, whose identity
     counts."""
-    if not scene.unchanged(node.all_input_nodes, (known,), node):
+    if not ctx.unchanged(node.all_input_nodes, (known,), node):
         return False
-    if any(is_written(scene, each) for each in (known, node)):
+    if any(is_written(ctx, each) for each in (known, node)):
         return False
-    kept = scene.memory(known) | scene.memory(node)
+    kept = ctx.memory(known) | ctx.memory(node)
     return not (returned and clash(kept, returned))
 
 

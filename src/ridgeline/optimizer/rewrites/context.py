@@ -46,7 +46,7 @@ class Extra:
 
 
 @dataclass(slots=True, eq=False)
-class Scene:
+class GraphContext:
     """An FX graph with everything known about it; rewrites change the graph only through its methods."""
 
     gm: fx.GraphModule
@@ -198,24 +198,24 @@ class Scene:
         for key in ("nn_module_stack", "stack_trace", "source_fn_stack"):
             if key in before.meta:
                 node.meta[key] = before.meta[key]
-        node.meta["example_value"] = self.imagine(target, args, kwargs)
+        node.meta["example_value"] = self.fake_value(target, args, kwargs)
         node.meta["ridgeline"] = self._rewrite or "emitted"
         self._positions.clear()
         return node
 
-    def imagine(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def fake_value(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The value of a call on fake tensors."""
         given, named = fx.node.map_arg((args, kwargs), lambda node: self.value(node))
         mode = _mode_among(_leaves((given, named)))
         with torch.no_grad(), contextlib.nullcontext() if mode is None else mode:
             made = target(*given, **named)
         if self.training:
-            _ask_gradients(_leaves(made), _leaves((given, named)))
+            _require_gradients(_leaves(made), _leaves((given, named)))
         return made
 
     def refresh(self) -> None:
         """Recompute values after a change of layout; raises if a node can no longer be computed."""
-        changed: set[fx.Node] = {node for node in self.graph.nodes if node.meta.pop("relaid", False)}
+        changed: set[fx.Node] = {node for node in self.graph.nodes if node.meta.pop("replace_any_layout", False)}
         for node in self.graph.nodes:
             stale = any(each in changed for each in node.all_input_nodes)
             if node.op not in ("call_function", "call_method") or not stale or _mutates(node):
@@ -228,19 +228,19 @@ class Scene:
                 changed.add(node)
         self.relaxed = False
 
-    def relaid(self, old: fx.Node, new: fx.Node) -> None:
+    def replace_any_layout(self, old: fx.Node, new: fx.Node) -> None:
         """Replace ``old`` by ``new`` although their layouts may differ; later values are recomputed."""
-        new.meta["relaid"] = not _same_layouts(self.value(old), self.value(new))
-        self.relaxed = self.relaxed or new.meta["relaid"]
+        new.meta["replace_any_layout"] = not _same_layouts(self.value(old), self.value(new))
+        self.relaxed = self.relaxed or new.meta["replace_any_layout"]
         old.replace_all_uses_with(new)
         self._positions.clear()
 
     def _again(self, node: fx.Node) -> Any:
         if node.op == "call_method":
-            return self.imagine(
+            return self.fake_value(
                 lambda this, *args, **kwargs: getattr(this, str(node.target))(*args, **kwargs), node.args, node.kwargs
             )
-        return self.imagine(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
+        return self.fake_value(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
 
     def replace(self, old: fx.Node, new: fx.Node) -> bool:
         """Replace ``old`` by ``new`` if shape, dtype and strides are equal; otherwise remove ``new``."""
@@ -251,7 +251,7 @@ class Scene:
         self._positions.clear()
         return True
 
-    def alike_sizes(self, old: fx.Node, new: fx.Node) -> bool:
+    def same_shape(self, old: fx.Node, new: fx.Node) -> bool:
         """Whether two values have the same shape, dtype and device, for users that take any layout."""
         a, b = self.value(old), self.value(new)
         if not isinstance(a, Tensor) or not isinstance(b, Tensor):
@@ -323,7 +323,7 @@ class Scene:
     def match(self, node: fx.Node, what: str) -> Match:
         return Match(self._rewrite, where(node), what)
 
-    def run(self, name: str, change: Callable[[Scene], list[Match]]) -> list[Match]:
+    def run(self, name: str, change: Callable[[GraphContext], list[Match]]) -> list[Match]:
         """Run one rewrite over the graph, and remove dead nodes."""
         self._rewrite = name
         found = change(self)
@@ -349,8 +349,8 @@ def _is_fake(value: Tensor) -> bool:
     return isinstance(value, FakeTensor)
 
 
-def _mode_of(scene: Scene) -> Any:
-    return _mode_among([node.meta.get("example_value") for node in scene.nodes])
+def _mode_of(ctx: GraphContext) -> Any:
+    return _mode_among([node.meta.get("example_value") for node in ctx.nodes])
 
 
 def _mode_among(values: Sequence[Any]) -> Any:
@@ -362,7 +362,7 @@ def _leaves(tree: Any) -> list[Any]:
     return torch.utils._pytree.tree_leaves(tree)
 
 
-def _ask_gradients(made: list[Any], given: list[Any]) -> None:
+def _require_gradients(made: list[Any], given: list[Any]) -> None:
     """Let results of tensors that require gradients require them too, as compilers of later pieces need."""
     if not any(isinstance(each, Tensor) and each.requires_grad for each in given):
         return
@@ -501,12 +501,12 @@ _VIEWS = (
 )
 
 
-def is_written(scene: Scene, node: fx.Node) -> bool:
+def is_written(ctx: GraphContext, node: fx.Node) -> bool:
     """Whether anything in the graph writes to the memory of a node's value."""
-    barriers = scene._barriers()
-    memory = scene.memory(node) if barriers else set()
+    barriers = ctx._barriers()
+    memory = ctx.memory(node) if barriers else set()
     for each in barriers:
-        written = scene.written(each)
+        written = ctx.written(each)
         if written is not None and clash(memory, written):
             return True
     return False

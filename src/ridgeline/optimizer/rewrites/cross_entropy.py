@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from ridgeline.kernels import linear_cross_entropy
 from ridgeline.kernels.cross_entropy.op import CROSS_ENTROPY
 from ridgeline.kernels.linear_cross_entropy.op import LINEAR_CROSS_ENTROPY
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call, cast_target
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite
 
@@ -31,7 +31,7 @@ class Loss:
     out: fx.Node
 
 
-def _loss(scene: Scene, node: fx.Node) -> Loss | None:
+def _loss(ctx: GraphContext, node: fx.Node) -> Loss | None:
     read = call(node)
     if (
         read is None
@@ -40,34 +40,34 @@ def _loss(scene: Scene, node: fx.Node) -> Loss | None:
     ):
         return None
     target, source = read["target"], read["input"]
-    shape = scene.shape(source)
-    if shape is None or len(shape) != 2 or scene.dtype(target) not in (torch.int64, torch.int32):
+    shape = ctx.shape(source)
+    if shape is None or len(shape) != 2 or ctx.dtype(target) not in (torch.int64, torch.int32):
         return None
-    logits, steps = _logits(scene, source)
+    logits, steps = _logits(ctx, source)
     return Loss(
         logits, target, read.get("ignore_index", -100), read.get("reduction", "mean"), read.get("label_smoothing", 0.0),
         (*steps, node), node,
     )  # fmt: skip
 
 
-def _logits(scene: Scene, node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
+def _logits(ctx: GraphContext, node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
     """The logits before views that keep their last dim, copies, slices of other dims and widening casts."""
     steps: list[fx.Node] = []
-    while (read := call(node)) is not None and isinstance(read.given.get("input"), fx.Node) and _harmless(scene, read):
+    while (read := call(node)) is not None and isinstance(read.given.get("input"), fx.Node) and _harmless(ctx, read):
         steps.append(node)
         node = read["input"]
     return node, tuple(steps)
 
 
-def _harmless(scene: Scene, read: Call) -> bool:
-    before, after = scene.shape(read["input"]), scene.shape(read.node)
+def _harmless(ctx: GraphContext, read: Call) -> bool:
+    before, after = ctx.shape(read["input"]), ctx.shape(read.node)
     if before is None or after is None or before[-1] != after[-1]:
         return False
     if read.op in ("view", "reshape", "contiguous", "flatten"):
         return True
     if read.op == "getitem":
         return _leaves_last_dim(read["index"], len(before))
-    start, end = scene.dtype(read["input"]), scene.dtype(read.node)
+    start, end = ctx.dtype(read["input"]), ctx.dtype(read.node)
     return cast_target(read) is not None and start is not None and end is torch.float32 and start.is_floating_point
 
 
@@ -88,53 +88,53 @@ def _leaves_last_dim(index: Any, num: int) -> bool:
     worth=Worth(eager=1.3, compiled=1.2, basis=_RACED + "; logits and their gradient leave memory"),
     needs_kernels=True,
 )
-def fused_loss(scene: Scene) -> list[Match]:
+def fused_loss(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
-        read = None if scene.autocast else _loss(scene, node)
-        match = None if read is None else _fused(scene, read)
+    for node in ctx.nodes:
+        read = None if ctx.autocast else _loss(ctx, node)
+        match = None if read is None else _fused(ctx, read)
         if match is not None:
             found.append(match)
     return found
 
 
-def _fused(scene: Scene, read: Loss) -> Match | None:
+def _fused(ctx: GraphContext, read: Loss) -> Match | None:
     head = call(read.logits)
     if head is None or head.op != "linear" or head.get("bias") is not None or read.reduction not in ("mean", "sum"):
         return None
     if any(len(node.users) != 1 for node in (read.logits, *read.steps[:-1])):
-        scene.refuse(read.out, "the logits are used for more than the loss")
+        ctx.refuse(read.out, "the logits are used for more than the loss")
         return None
     x, weight = head["input"], head["weight"]
-    if scene.dtype(x) != scene.dtype(read.out):
-        scene.refuse(read.out, "the fused loss has the type of the hidden states, the loss a wider one")
+    if ctx.dtype(x) != ctx.dtype(read.out):
+        ctx.refuse(read.out, "the fused loss has the type of the hidden states, the loss a wider one")
         return None
-    if not scene.unchanged((x, weight, read.target), (read.logits, *read.steps), read.out):
+    if not ctx.unchanged((x, weight, read.target), (read.logits, *read.steps), read.out):
         return None
-    rows = _rows(scene, read, x)
-    flat = scene.emit(read.out, torch.reshape, rows, (-1, (scene.shape(x) or (0,))[-1]))
-    if LINEAR_CROSS_ENTROPY.support(scene.value(flat), scene.value(weight), scene.value(read.target)) is not None:
-        scene.discard(flat)
+    rows = _rows(ctx, read, x)
+    flat = ctx.emit(read.out, torch.reshape, rows, (-1, (ctx.shape(x) or (0,))[-1]))
+    if LINEAR_CROSS_ENTROPY.support(ctx.value(flat), ctx.value(weight), ctx.value(read.target)) is not None:
+        ctx.discard(flat)
         return None
-    new = scene.emit(
+    new = ctx.emit(
         read.out, linear_cross_entropy, flat, weight, read.target, ignore_index=read.ignore_index,
         reduction=read.reduction, label_smoothing=read.smoothing,
     )  # fmt: skip
-    if not scene.replace(read.out, new):
+    if not ctx.replace(read.out, new):
         return None
-    scene.discard(read.out)
-    return scene.match(new, f"linear and cross-entropy, {(scene.shape(weight) or (0,))[0]} classes")
+    ctx.discard(read.out)
+    return ctx.match(new, f"linear and cross-entropy, {(ctx.shape(weight) or (0,))[0]} classes")
 
 
-def _rows(scene: Scene, read: Loss, x: fx.Node) -> fx.Node:
+def _rows(ctx: GraphContext, read: Loss, x: fx.Node) -> fx.Node:
     """The hidden states of the rows in the loss: slices of the logits are applied to them instead."""
     for step in reversed(read.steps[:-1]):
         taken = call(step)
         if taken is not None and taken.op == "getitem":
-            x = scene.emit(read.out, _taken, x, taken["index"])
+            x = ctx.emit(read.out, _taken, x, taken["index"])
         elif taken is not None and taken.op in ("view", "reshape", "flatten"):
-            shape = scene.shape(step)
-            x = scene.emit(read.out, torch.reshape, x, (*shape[:-1], (scene.shape(x) or (0,))[-1]))  # type: ignore[index]
+            shape = ctx.shape(step)
+            x = ctx.emit(read.out, torch.reshape, x, (*shape[:-1], (ctx.shape(x) or (0,))[-1]))  # type: ignore[index]
     return x
 
 
@@ -151,11 +151,11 @@ def _taken(x: Tensor, index: Any) -> Tensor:
     },
     needs_kernels=True,
 )
-def cross_entropy(scene: Scene) -> list[Match]:
+def cross_entropy(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
-        read = None if scene.autocast else _loss(scene, node)
-        match = None if read is None else _by_kernel(scene, read)
+    for node in ctx.nodes:
+        read = None if ctx.autocast else _loss(ctx, node)
+        match = None if read is None else _by_kernel(ctx, read)
         if match is not None:
             found.append(match)
     return found
@@ -168,26 +168,26 @@ def kernel_loss(
     return CROSS_ENTROPY(logits, target, ignore_index, smoothing, z_weight, reduction, wide)
 
 
-def _by_kernel(scene: Scene, read: Loss) -> Match | None:
-    if read.reduction not in ("mean", "sum", "none") or scene.is_small(read.logits):
+def _by_kernel(ctx: GraphContext, read: Loss) -> Match | None:
+    if read.reduction not in ("mean", "sum", "none") or ctx.is_small(read.logits):
         return None
-    narrow = _before_cast(scene, read)
-    if not scene.unchanged((narrow, read.target), read.steps, read.out):
+    narrow = _before_cast(ctx, read)
+    if not ctx.unchanged((narrow, read.target), read.steps, read.out):
         return None
-    flat = scene.emit(read.out, torch.reshape, narrow, tuple(scene.shape(call(read.out)["input"]) or ()))  # type: ignore[index]
-    wide = scene.dtype(read.out) is torch.float32
+    flat = ctx.emit(read.out, torch.reshape, narrow, tuple(ctx.shape(call(read.out)["input"]) or ()))  # type: ignore[index]
+    wide = ctx.dtype(read.out) is torch.float32
     args = (flat, read.target, read.ignore_index, read.smoothing, 0.0, read.reduction, wide)
-    if CROSS_ENTROPY.support(scene.value(flat), scene.value(read.target)) is not None:
-        scene.discard(flat)
+    if CROSS_ENTROPY.support(ctx.value(flat), ctx.value(read.target)) is not None:
+        ctx.discard(flat)
         return None
-    new = scene.emit(read.out, kernel_loss, *args)
-    if not scene.replace(read.out, new):
+    new = ctx.emit(read.out, kernel_loss, *args)
+    if not ctx.replace(read.out, new):
         return None
-    scene.discard(read.out)
-    return scene.match(new, f"cross-entropy {tuple(scene.shape(flat) or ())}")
+    ctx.discard(read.out)
+    return ctx.match(new, f"cross-entropy {tuple(ctx.shape(flat) or ())}")
 
 
-def _before_cast(scene: Scene, read: Loss) -> fx.Node:
+def _before_cast(ctx: GraphContext, read: Loss) -> fx.Node:
     """The input of the loss before it was widened, through views."""
     node: fx.Node = call(read.out)["input"]  # type: ignore[index]
     current = node

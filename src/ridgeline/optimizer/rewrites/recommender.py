@@ -12,8 +12,8 @@ from ridgeline.kernels import cross_layer, dot_interaction, embedding_bag, embed
 from ridgeline.kernels.cross_layer.op import CROSS_LAYER
 from ridgeline.kernels.dot_interaction.op import DOT_INTERACTION
 from ridgeline.optimizer.rewrites.attention.masks import Constants, watch
-from ridgeline.optimizer.rewrites.context import Extra, Scene, is_written
-from ridgeline.optimizer.rewrites.linear.horizontal_fusion import Pack, _is_plain, columns, may_be_laid
+from ridgeline.optimizer.rewrites.context import Extra, GraphContext, is_written
+from ridgeline.optimizer.rewrites.linear.horizontal_fusion import Pack, _is_plain, columns, may_be_packed
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -49,69 +49,69 @@ def joined_bags(
     exact="reordered",
     needs_kernels=True,
 )
-def bags(scene: Scene) -> list[Match]:
-    if scene.training:
+def bags(ctx: GraphContext) -> list[Match]:
+    if ctx.training:
         return []
     found = []
-    for group in _bag_groups(scene):
-        match = _joined(scene, group)
+    for group in _bag_groups(ctx):
+        match = _joined(ctx, group)
         if match is not None:
             found.append(match)
     return found
 
 
-def _bag_groups(scene: Scene) -> list[list[fx.Node]]:
+def _bag_groups(ctx: GraphContext) -> list[list[fx.Node]]:
     """Groups of two or more plain bags with the same width, dtype, mode, number of bags and kind of indices."""
     by_kind: dict[tuple[Any, ...], list[fx.Node]] = {}
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
-        if read is None or not _is_plain_bag(scene, read) or any(user.op == "output" for user in node.users):
+        if read is None or not _is_plain_bag(ctx, read) or any(user.op == "output" for user in node.users):
             continue
-        weight, index = scene.tensor(read["weight"]), scene.tensor(read["input"])
-        shape = scene.shape(node)
-        if weight is None or index is None or shape is None or not _is_plain(scene, read["weight"]):
+        weight, index = ctx.tensor(read["weight"]), ctx.tensor(read["input"])
+        shape = ctx.shape(node)
+        if weight is None or index is None or shape is None or not _is_plain(ctx, read["weight"]):
             continue
-        offsets = scene.tensor(read.get("offsets"))
+        offsets = ctx.tensor(read.get("offsets"))
         kind = (shape, weight.dtype, read.get("mode", "mean"), index.dtype, index.dim(),
                 None if offsets is None else offsets.dtype, bool(read.get("include_last_offset", False)))  # fmt: skip
         by_kind.setdefault(kind, []).append(node)
     return [group for group in by_kind.values() if len(group) > 1]
 
 
-def _is_plain_bag(scene: Scene, read: Call) -> bool:
+def _is_plain_bag(ctx: GraphContext, read: Call) -> bool:
     """A sum or mean without sample weights, padding, max_norm or sparse gradients."""
     if read.op != "embedding_bag" or read.get("mode", "mean") not in ("sum", "mean"):
         return False
     special = ("max_norm", "per_sample_weights", "padding_idx")
     if any(read.given.get(name) is not None for name in special) or read.get("scale_grad_by_freq", False):
         return False
-    index = scene.shape(read["input"])
-    return index is not None and 0 not in index and not (read.get("sparse", False) and scene.training)
+    index = ctx.shape(read["input"])
+    return index is not None and 0 not in index and not (read.get("sparse", False) and ctx.training)
 
 
-def _joined(scene: Scene, nodes: list[fx.Node]) -> Match | None:
+def _joined(ctx: GraphContext, nodes: list[fx.Node]) -> Match | None:
     group = [read for node in nodes if (read := call(node)) is not None]
     weights = [read["weight"] for read in group]
     inputs, offsets = [read["input"] for read in group], [read.get("offsets") for read in group]
-    last = max(nodes, key=scene.position)
-    first = min(nodes, key=scene.position)
-    real = [scene.real(weight) for weight in weights]
+    last = max(nodes, key=ctx.position)
+    first = min(nodes, key=ctx.position)
+    real = [ctx.real(weight) for weight in weights]
     if len(set(weights)) != len(weights) or any(len(weight.users) > 1 for weight in weights):
         return None
-    if not may_be_laid(real) or not _fits(real):  # type: ignore[arg-type]
-        scene.refuse(first, "tables share memory with something else, or laying them side by side needs too much")
+    if not may_be_packed(real) or not _fits(real):  # type: ignore[arg-type]
+        ctx.refuse(first, "tables share memory with something else, or laying them side by side needs too much")
         return None
-    before = all(scene.position(each) < scene.position(first) for each in (*inputs, *offsets) if each is not None)
-    if not before or not scene.unchanged((*weights, *inputs, *offsets), nodes, last):
+    before = all(ctx.position(each) < ctx.position(first) for each in (*inputs, *offsets) if each is not None)
+    if not before or not ctx.unchanged((*weights, *inputs, *offsets), nodes, last):
         return None
-    wide = _emit_bags(scene, first, group)
-    dim = (scene.shape(weights[0]) or (0, 0))[1]
+    wide = _emit_bags(ctx, first, group)
+    dim = (ctx.shape(weights[0]) or (0, 0))[1]
     for place, node in enumerate(nodes):
-        part = scene.emit(first, columns, wide, place * dim, dim)
-        scene.relaid(node, part)
+        part = ctx.emit(first, columns, wide, place * dim, dim)
+        ctx.replace_any_layout(node, part)
     for node in nodes:
-        scene.discard(node)
-    return scene.match(wide, f"{len(nodes)} tables of {dim} columns, {(scene.shape(wide) or (0,))[0]} bags each")
+        ctx.discard(node)
+    return ctx.match(wide, f"{len(nodes)} tables of {dim} columns, {(ctx.shape(wide) or (0,))[0]} bags each")
 
 
 def _fits(tables: Sequence[Tensor]) -> bool:
@@ -123,32 +123,32 @@ def _fits(tables: Sequence[Tensor]) -> bool:
     return needed <= 0.4 * free
 
 
-def _emit_bags(scene: Scene, at: fx.Node, group: list[Call]) -> fx.Node:
-    weights = [scene.real(read["weight"]) for read in group]
+def _emit_bags(ctx: GraphContext, at: fx.Node, group: list[Call]) -> fx.Node:
+    weights = [ctx.real(read["weight"]) for read in group]
     indices, offsets = [read["input"] for read in group], [read.get("offsets") for read in group]
     device = weights[0].device  # type: ignore[union-attr]
     rows = torch.tensor([0, *(table.shape[0] for table in weights[:-1])], device=device).cumsum(0)  # type: ignore[union-attr]
-    batch = (scene.shape(group[0].node) or (0,))[0]
-    counts = [torch.Size(scene.shape(index) or ()).numel() for index in indices]
+    batch = (ctx.shape(group[0].node) or (0,))[0]
+    counts = [torch.Size(ctx.shape(index) or ()).numel() for index in indices]
     starts = [sum(counts[:i]) for i in range(len(counts))]
     if offsets[0] is None:
         per_bag = [count // batch for count in counts]
         edges = [start + bag * each for start, each in zip(starts, per_bag, strict=True) for bag in range(batch)]
     else:
         edges = [start for start in starts for _ in range(batch)]
-    kind = scene.dtype(offsets[0] if offsets[0] is not None else indices[0])
+    kind = ctx.dtype(offsets[0] if offsets[0] is not None else indices[0])
     tensor = torch.tensor([*edges, sum(counts)], device=device, dtype=kind)
-    pack = Pack([scene.input_index(read["weight"]) for read in group])  # type: ignore[misc]
+    pack = Pack([ctx.input_index(read["weight"]) for read in group])  # type: ignore[misc]
     like = torch.empty((int(rows[-1]) + weights[-1].shape[0], weights[0].shape[1]), dtype=weights[0].dtype,  # type: ignore[union-attr]
                        device="meta")  # fmt: skip
-    weight = scene.extra_input(like, Extra(f"tables_{len(scene.extras)}", pack.current, pack.undo))
+    weight = ctx.extra_input(like, Extra(f"tables_{len(ctx.extras)}", pack.current, pack.undo))
     given = None if offsets[0] is None else offsets
     mode = group[0].get("mode", "mean")
-    return scene.emit(at, joined_bags, weight, _constant(scene, rows), _constant(scene, tensor), indices, given, mode)
+    return ctx.emit(at, joined_bags, weight, _constant(ctx, rows), _constant(ctx, tensor), indices, given, mode)
 
 
-def _constant(scene: Scene, value: Tensor) -> fx.Node:
-    return scene.extra_input(value, Extra(f"constant_{len(scene.extras)}", lambda args: value))
+def _constant(ctx: GraphContext, value: Tensor) -> fx.Node:
+    return ctx.extra_input(value, Extra(f"constant_{len(ctx.extras)}", lambda args: value))
 
 
 @rewrite(
@@ -158,18 +158,18 @@ def _constant(scene: Scene, value: Tensor) -> fx.Node:
     exact="reordered",
     needs_kernels=True,
 )
-def bag(scene: Scene) -> list[Match]:
+def bag(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
-        if read is None or not _is_plain_bag(scene, read) or scene.dtype(read["weight"]) is None:
+        if read is None or not _is_plain_bag(ctx, read) or ctx.dtype(read["weight"]) is None:
             continue
         names = ("input", "weight", "offsets", "mode", "include_last_offset")
         given = {name: read.given[name] for name in names if name in read.given}
-        new = scene.emit(node, embedding_bag, **given)
-        if scene.replace(node, new):
-            scene.discard(node)
-            found.append(scene.match(new, f"a table {scene.shape(read['weight'])}, {scene.shape(new)}"))
+        new = ctx.emit(node, embedding_bag, **given)
+        if ctx.replace(node, new):
+            ctx.discard(node)
+            found.append(ctx.match(new, f"a table {ctx.shape(read['weight'])}, {ctx.shape(new)}"))
     return found
 
 
@@ -183,27 +183,27 @@ def bag(scene: Scene) -> list[Match]:
     exact="reordered",
     needs_kernels=True,
 )
-def interaction(scene: Scene) -> list[Match]:
+def interaction(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
-        square = None if scene.autocast else _pairs_of(scene, node)
-        if square is not None and (match := _interacted(scene, node, *square)) is not None:
+    for node in ctx.nodes:
+        square = None if ctx.autocast else _pairs_of(ctx, node)
+        if square is not None and (match := _interacted(ctx, node, *square)) is not None:
             found.append(match)
     return found
 
 
-def _pairs_of(scene: Scene, node: fx.Node) -> tuple[fx.Node, Tensor, list[fx.Node]] | None:
+def _pairs_of(ctx: GraphContext, node: fx.Node) -> tuple[fx.Node, Tensor, list[fx.Node]] | None:
     """The features whose dot products a node picks, each pair once, and their positions in our kernel's order."""
     read = call(node)
     if read is None or read.op != "getitem" or not isinstance(read["index"], tuple) or len(read["index"]) != 3:
         return None
     every, i, j = read["index"]
-    features = _squared(scene, read["input"])
+    features = _squared(ctx, read["input"])
     if every != slice(None) or features is None or not isinstance(i, fx.Node) or not isinstance(j, fx.Node):
         return None
-    known = Constants(scene)
+    known = Constants(ctx)
     rows, cols = known.of(i), known.of(j)
-    num = (scene.shape(features) or (0, 0, 0))[1]
+    num = (ctx.shape(features) or (0, 0, 0))[1]
     if rows is None or cols is None or rows.dim() != 1 or rows.shape != cols.shape or num < 2:
         return None
     high, low = torch.maximum(rows, cols).long(), torch.minimum(rows, cols).long()
@@ -214,14 +214,14 @@ def _pairs_of(scene: Scene, node: fx.Node) -> tuple[fx.Node, Tensor, list[fx.Nod
     return (features, place, known.buffers) if torch.equal(place.sort().values, ordered) else None
 
 
-def _squared(scene: Scene, node: Any) -> fx.Node | None:
+def _squared(ctx: GraphContext, node: Any) -> fx.Node | None:
     """x of x @ xᵀ, with x [B, F, D]."""
     read = call(node)
     if read is None or read.op not in ("bmm", "matmul"):
         return None
     a, b = read["input"], read["other"]
     turned = call(b)
-    if turned is None or turned.given.get("input") is not a or len(scene.shape(a) or ()) != 3:
+    if turned is None or turned.given.get("input") is not a or len(ctx.shape(a) or ()) != 3:
         return None
     dims = {turned.given.get("dim0"), turned.given.get("dim1")} if turned.op == "transpose" else None
     if dims in ({1, 2}, {-1, -2}, {1, -1}, {2, -2}) or turned.op == "mT":
@@ -229,40 +229,42 @@ def _squared(scene: Scene, node: Any) -> fx.Node | None:
     return a if turned.op == "permute" and tuple(turned["dims"]) == (0, 2, 1) else None
 
 
-def _interacted(scene: Scene, node: fx.Node, features: fx.Node, place: Tensor, buffers: list[fx.Node]) -> Match | None:
-    dense, sparse = _parts(scene, features)
-    values = [scene.value(each) for each in (dense, sparse)]
-    if DOT_INTERACTION.support(*values) is not None or not scene.unchanged((features,), (features,), node):
+def _interacted(
+    ctx: GraphContext, node: fx.Node, features: fx.Node, place: Tensor, buffers: list[fx.Node]
+) -> Match | None:
+    dense, sparse = _parts(ctx, features)
+    values = [ctx.value(each) for each in (dense, sparse)]
+    if DOT_INTERACTION.support(*values) is not None or not ctx.unchanged((features,), (features,), node):
         return None
-    both = scene.emit(node, dot_interaction, dense, sparse)
-    watch(scene, buffers)
+    both = ctx.emit(node, dot_interaction, dense, sparse)
+    watch(ctx, buffers)
     dim = values[0].shape[1]
     ordered = torch.equal(place, torch.arange(place.numel()))
-    whole = _beside(scene, node, dense)
+    whole = _beside(ctx, node, dense)
     if not ordered:
         moved = torch.cat([torch.arange(dim), dim + place]) if whole is not None else dim + place
-        order = _constant(scene, moved.to(values[0].device))
-        both = scene.emit(node, torch.index_select, both, 1, order)
+        order = _constant(ctx, moved.to(values[0].device))
+        both = ctx.emit(node, torch.index_select, both, 1, order)
     if whole is not None:
-        scene.relaid(whole, both)
-        scene.discard(whole)
+        ctx.replace_any_layout(whole, both)
+        ctx.discard(whole)
     else:
-        scene.relaid(node, both if not ordered else scene.emit(node, columns, both, dim, place.numel()))
-        scene.discard(node)
-    return scene.match(both, f"{values[1].shape[1] + 1} features of {dim} columns, {place.numel()} pairs")
+        ctx.replace_any_layout(node, both if not ordered else ctx.emit(node, columns, both, dim, place.numel()))
+        ctx.discard(node)
+    return ctx.match(both, f"{values[1].shape[1] + 1} features of {dim} columns, {place.numel()} pairs")
 
 
-def _beside(scene: Scene, node: fx.Node, dense: fx.Node) -> fx.Node | None:
+def _beside(ctx: GraphContext, node: fx.Node, dense: fx.Node) -> fx.Node | None:
     """The concatenation [dense, pairs], if the pairs have no other user."""
     user = next(iter(node.users)) if len(node.users) == 1 else None
     read = call(user)
     if user is None or read is None or read.op != "cat" or read.get("dim", 0) not in (1, -1):
         return None
     parts = list(read["tensors"])
-    return user if parts == [dense, node] and scene.position(dense) < scene.position(node) else None
+    return user if parts == [dense, node] and ctx.position(dense) < ctx.position(node) else None
 
 
-def _parts(scene: Scene, features: fx.Node) -> tuple[fx.Node, fx.Node]:
+def _parts(ctx: GraphContext, features: fx.Node) -> tuple[fx.Node, fx.Node]:
     """The first feature and the others, before they were concatenated if that can be told."""
     read = call(features)
     source = read
@@ -270,30 +272,30 @@ def _parts(scene: Scene, features: fx.Node) -> tuple[fx.Node, fx.Node]:
         source = call(read["input"])
     pieces = list(source["tensors"]) if source is not None and source.op in ("cat", "stack") else []
     dim = source.get("dim", 0) if source is not None else 0
-    shape = scene.shape(features) or (0, 0, 0)
+    shape = ctx.shape(features) or (0, 0, 0)
     flat = (shape[0], shape[2])
     if source is not None and pieces and dim in (1, -2 if source is read else -1):
         joined = (source.op == "stack" and source is read) or (source is not read and source.op == "cat")
-        if joined and all(scene.shape(piece) == flat for piece in pieces):
-            return pieces[0], _stacked(scene, features, pieces[1:])
-        lifted = call(pieces[0])
-        plain = lifted is not None and lifted.op == "unsqueeze" and lifted["dim"] in (1, -2)
-        if source is read and source.op == "cat" and len(pieces) == 2 and plain and lifted is not None:
-            return lifted["input"], pieces[1]
-    dense = scene.emit(features.next, torch.select, features, 1, 0)
-    return dense, scene.emit(dense.next, torch.narrow, features, 1, 1, shape[1] - 1)
+        if joined and all(ctx.shape(piece) == flat for piece in pieces):
+            return pieces[0], _stacked(ctx, features, pieces[1:])
+        finite_mask = call(pieces[0])
+        plain = finite_mask is not None and finite_mask.op == "unsqueeze" and finite_mask["dim"] in (1, -2)
+        if source is read and source.op == "cat" and len(pieces) == 2 and plain and finite_mask is not None:
+            return finite_mask["input"], pieces[1]
+    dense = ctx.emit(features.next, torch.select, features, 1, 0)
+    return dense, ctx.emit(dense.next, torch.narrow, features, 1, 1, shape[1] - 1)
 
 
-def _stacked(scene: Scene, features: fx.Node, pieces: list[fx.Node]) -> fx.Node:
+def _stacked(ctx: GraphContext, features: fx.Node, pieces: list[fx.Node]) -> fx.Node:
     """Features side by side; a view if one launch made all of them."""
-    dim = (scene.shape(features) or (0, 0, 0))[2]
+    dim = (ctx.shape(features) or (0, 0, 0))[2]
     wide = pieces[0].args[0] if pieces[0].target is columns else None
     at = features.next
-    if isinstance(wide, fx.Node) and (scene.shape(wide) or (0, 0))[1] == dim * len(pieces):
+    if isinstance(wide, fx.Node) and (ctx.shape(wide) or (0, 0))[1] == dim * len(pieces):
         places = [(piece.target is columns, piece.args[:2]) for piece in pieces]
         if places == [(True, (wide, i * dim)) for i in range(len(pieces))]:
-            return scene.emit(at, torch.unflatten, wide, 1, (len(pieces), dim))
-    return scene.emit(at, torch.stack, pieces, 1)
+            return ctx.emit(at, torch.unflatten, wide, 1, (len(pieces), dim))
+    return ctx.emit(at, torch.stack, pieces, 1)
 
 
 # Cross layers.
@@ -306,24 +308,24 @@ def _stacked(scene: Scene, features: fx.Node, pieces: list[fx.Node]) -> fx.Node:
     exact="reordered",
     needs_kernels=True,
 )
-def cross(scene: Scene) -> list[Match]:
+def cross(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
-        given = None if scene.autocast else _crossed(scene, node)
-        if given is None or CROSS_LAYER.support(*(scene.value(each) for each in given)) is not None:
+    for node in ctx.nodes:
+        given = None if ctx.autocast else _crossed(ctx, node)
+        if given is None or CROSS_LAYER.support(*(ctx.value(each) for each in given)) is not None:
             continue
         inputs = [each for each in given if isinstance(each, fx.Node)]
-        if not scene.unchanged(inputs, (node,), node) or any(is_written(scene, each) for each in inputs):
+        if not ctx.unchanged(inputs, (node,), node) or any(is_written(ctx, each) for each in inputs):
             continue
-        new = scene.emit(node, cross_layer, *given)
-        if scene.replace(node, new):
-            scene.discard(node)
+        new = ctx.emit(node, cross_layer, *given)
+        if ctx.replace(node, new):
+            ctx.discard(node)
             rank = "" if given[4] is None else " of low rank"
-            found.append(scene.match(new, f"cross layer {scene.shape(given[0])}{rank}"))
+            found.append(ctx.match(new, f"cross layer {ctx.shape(given[0])}{rank}"))
     return found
 
 
-def _crossed(scene: Scene, node: fx.Node) -> tuple[Any, ...] | None:
+def _crossed(ctx: GraphContext, node: fx.Node) -> tuple[Any, ...] | None:
     """(x0, x, weight, bias, down) of x0 · (W x + b) + x."""
     total = call(node)
     if total is None or total.op != "add" or total.given.get("alpha") not in (None, 1):

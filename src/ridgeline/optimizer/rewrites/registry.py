@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ridgeline.errors import OptimizeError, nearest
 
 if TYPE_CHECKING:
-    from ridgeline.optimizer.rewrites.context import Scene
+    from ridgeline.optimizer.rewrites.context import GraphContext
 
 INFERENCE, TRAINING = "inference", "training"
 MODES = (INFERENCE, TRAINING)
@@ -52,10 +52,10 @@ class Rewrite:
     exact: str
     worth: Mapping[str, Worth]
     needs_kernels: bool
-    change: Callable[[Scene], list[Match]]
+    change: Callable[[GraphContext], list[Match]]
 
-    def __call__(self, scene: Scene) -> list[Match]:
-        return self.change(scene)
+    def __call__(self, ctx: GraphContext) -> list[Match]:
+        return self.change(ctx)
 
 
 _rewrites: dict[str, Rewrite] = {}
@@ -69,7 +69,7 @@ def rewrite(
     modes: Sequence[str] = MODES,
     exact: str = "rounding",
     needs_kernels: bool = False,
-) -> Callable[[Callable[[Scene], list[Match]]], Callable[[Scene], list[Match]]]:
+) -> Callable[[Callable[[GraphContext], list[Match]]], Callable[[GraphContext], list[Match]]]:
     """Register a function from a context to its matches under a name; a second registration is an error.
 
     ``worth`` is one figure, or one per mode. Rewrites run in the order of ``rewrites/order.py``.
@@ -80,7 +80,7 @@ def rewrite(
         raise OptimizeError(f"rewrite {name!r}: exact is one of {EXACT}, modes are among {MODES}")
     table = dict.fromkeys(modes, worth) if isinstance(worth, Worth) else dict(worth)
 
-    def register(change: Callable[[Scene], list[Match]]) -> Callable[[Scene], list[Match]]:
+    def register(change: Callable[[GraphContext], list[Match]]) -> Callable[[GraphContext], list[Match]]:
         _rewrites[name] = Rewrite(name, summary, tuple(modes), exact, table, needs_kernels, change)
         return change
 

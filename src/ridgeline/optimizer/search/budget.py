@@ -141,7 +141,7 @@ class Budget:
         steps = LEAST_STEPS if self.search.problem.mode == "train" else 0
         return LAST_RACE_FRAC * self.search.problem.budget_s + (20 + TRACK_TIMES * steps) * self.search.eager_s
 
-    def tell_overrun(self) -> None:
+    def note_overrun(self) -> None:
         """Add a note if the budget was exceeded: by how much, and the sections that took longer than expected."""
         over_s = -self.left_s()
         if over_s <= 0.05 * self.search.problem.budget_s:

@@ -66,7 +66,7 @@ class Builds:
         built.kept_bytes = max(0, kept) + (base.kept_bytes if base else 0)
         return built
 
-    def regrown(self, built: Built) -> Built:
+    def recapture_expandable(self, built: Built) -> Built:
         """Capture again into expandable segments, which leave no gaps between segments of other sizes."""
         first, base = built.reserved_bytes, self.families.get(family_of(built.candidate))
         built.release()
@@ -91,7 +91,7 @@ class Builds:
         finally:
             self.search.track.restore()
 
-    def records_made(self, proposal: Proposal) -> bool:
+    def captures_compiled(self, proposal: Proposal) -> bool:
         """Whether a candidate only captures what was compiled before or the best so far, which takes about a second.
 
         Such candidates are built whatever time is left: SegFormer compiled took 13.8 ms for 5.8 ms of kernels and lost
@@ -101,9 +101,9 @@ class Builds:
         candidate = proposal.candidate
         made = candidate.graphed and candidate.compiles and family_of(candidate) in self.families
         made = made and self.search.problem.mode == "infer" and proposal.cost_s <= CAPTURE_S
-        return made or self.records_best(candidate)
+        return made or self.captures_best(candidate)
 
-    def records_best(self, candidate: Candidate) -> bool:
+    def captures_best(self, candidate: Candidate) -> bool:
         """Whether a candidate is the best so far, captured."""
         bare = replace(family_of(candidate), name=self.search.best.candidate.name)
         return candidate.graphed and bare == replace(self.search.best.candidate, tries_convolutions=False)

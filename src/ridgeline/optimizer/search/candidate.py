@@ -31,10 +31,10 @@ from ridgeline.errors import NotGraphable, OptimizeError
 from ridgeline.optimizer.backend import Report, Traced
 from ridgeline.optimizer.compile.cache_slots import Place
 from ridgeline.optimizer.compile.module_labels import in_block
-from ridgeline.optimizer.in_place.channels_last import LaidWeights, lay_channels_last
-from ridgeline.optimizer.in_place.dense_residual import entry_of
+from ridgeline.optimizer.in_place.channels_last import ChannelsLastWeights, make_channels_last
+from ridgeline.optimizer.in_place.dense_residual import contiguous_entry
 from ridgeline.optimizer.in_place.substitution import apply
-from ridgeline.optimizer.precision.weight_bank import Bank, Narrowed
+from ridgeline.optimizer.precision.weight_bank import RefreshedCall, WeightBank
 from ridgeline.optimizer.search.blocks import Group, groups
 from ridgeline.optimizer.search.redundant_arguments import simplified
 
@@ -151,8 +151,8 @@ class Built:
     reserved_bytes: int = 0  # of a graph: its pool and everything else, gaps included
     inner: Call | None = None  # the call before wrappers and capture
     places: tuple[int, ...] = ()  # addresses of the weights at capture
-    bank: Bank | None = None  # quantized weights
-    laid: LaidWeights | None = None  # channels-last copies of convolution weights
+    bank: WeightBank | None = None  # quantized weights
+    laid: ChannelsLastWeights | None = None  # channels-last copies of convolution weights
 
     @contextlib.contextmanager
     def switched(self) -> Iterator[Call]:
@@ -206,7 +206,7 @@ def build(
     began = time.perf_counter()
     built = Built(candidate, model, base.report if base else Report())
     if candidate.narrow:
-        built.bank = base.bank if base else Bank(model, dict(candidate.narrow))
+        built.bank = base.bank if base else WeightBank(model, dict(candidate.narrow))
     unmasked = Unmasked(model, inputs) if candidate.unmasked else None
     given = unmasked.inputs if unmasked else inputs
     try:
@@ -222,7 +222,7 @@ def build(
                 with growing(candidate.grows):
                     _capture(built, model, given, mode, loss)
             elif candidate.straight:
-                _straighten(built, model, given)
+                _bypass_guards(built, model, given)
     except BaseException:
         if base is None:
             built.undo()
@@ -230,9 +230,9 @@ def build(
     if built.laid is not None and isinstance(built.call, Graphed):
         built.call.before = built.laid.refresh
     elif built.laid is not None:
-        built.call = Narrowed(built.call, built.laid)
+        built.call = RefreshedCall(built.call, built.laid)
     if built.bank is not None:
-        built.call = Narrowed(built.call, built.bank)
+        built.call = RefreshedCall(built.call, built.bank)
     if unmasked:
         unmasked.call, built.call = built.call, unmasked
     built.build_s = time.perf_counter() - began
@@ -276,7 +276,7 @@ def _callee(built: Built, model: nn.Module, mode: str) -> nn.Module:
         return model
     clone = shallow_clone(model)
     if candidate.layout != "keep":
-        built.laid = lay_channels_last(clone, model, differentiable=mode != "infer")
+        built.laid = make_channels_last(clone, model, differentiable=mode != "infer")
     if candidate.substituted:
         apply(clone, candidate.substituted)
     return clone
@@ -334,7 +334,7 @@ def _in_python(clone: nn.Module) -> Call:
     return run
 
 
-def _straighten(built: Built, model: nn.Module, inputs: Inputs) -> None:
+def _bypass_guards(built: Built, model: nn.Module, inputs: Inputs) -> None:
     """Call the compiled graph past its guards, if it is a single graph."""
     ready = inputs.reused()
     with contextlib.suppress(NotGraphable):
@@ -474,7 +474,7 @@ def compile_blocks(
 
 
 def _block_forward(run: Call, block: nn.Module, path: str, most_graphs: int, report: Report | None) -> Call:
-    place, laid = Place(block), entry_of(block)
+    place, laid = Place(block), contiguous_entry(block)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         # Blocks that look equal but differ (by a layer number, say) would be compiled one by one.

@@ -26,11 +26,11 @@ def plans_of(problem: Problem, built: Built) -> list[Plan]:
     signature = Signature.of(
         problem.inputs.args, dict(problem.inputs.kwargs), problem.model, grad=problem.mode != "infer"
     )
-    watch = clone_watch(problem.model) if built.candidate.needs_clone else None
+    watch = clone_guards(problem.model) if built.candidate.needs_clone else None
     return [Plan(signature, built.call, built.candidate.name, watch=watch)]
 
 
-def clone_watch(model: nn.Module) -> Watch:
+def clone_guards(model: nn.Module) -> Watch:
     """Guards on everything but the weights, which a clone shares with its model."""
     return Watch(model, shared_weights=True)
 

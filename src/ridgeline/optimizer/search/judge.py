@@ -17,7 +17,7 @@ from ridgeline.bench.verdict import FEW_FLOOR, MAX_FLOOR, RMS_FLOOR, TIMES_EAGER
 from ridgeline.engine import autocast as casts
 from ridgeline.engine.example_inputs import Before, Inputs, State, leaves, same
 from ridgeline.kernels.tensorfloat import products_in
-from ridgeline.optimizer.search.loss_curve import nudged
+from ridgeline.optimizer.search.loss_curve import perturbed
 from ridgeline.optimizer.search.statistical_test import EXCESS, SPREAD, WIDE_STEP, Moments, Runs, beyond_chance
 
 Call = Callable[..., Any]
@@ -252,7 +252,7 @@ class Prover:
             weights = [p for p in self.subject.model.parameters() if p.is_floating_point()]
             with suppress(torch.OutOfMemoryError):  # no memory for a second set of weights: keep eager's own error
                 for seed in range(4):
-                    with nudged(weights, 1 / 1024, seed):
+                    with perturbed(weights, 1 / 1024, seed):
                         again = self.subject.observe(self.subject.model, inputs.copied())
                     self._spare[case] = _worse(self._spare[case], again, reference)
         return self._spare[case]
@@ -383,7 +383,7 @@ class Prover:
             return self._noise
         try:
             first = self._gradients()
-            with nudged([p for p in self.subject.model.parameters() if p.requires_grad]):
+            with perturbed([p for p in self.subject.model.parameters() if p.requires_grad]):
                 again = self._gradients()
         except torch.OutOfMemoryError:  # no memory for a second set of weights: nothing counts as noise
             return self._noise
@@ -413,7 +413,7 @@ class Prover:
                     runs.setdefault(leaf.name, Runs()).add(leaf.values)
         for name, found in runs.items():
             if name.startswith(GRADIENT):
-                found.add_nothing(num)
+                found.add_zeros(num)
         return {name: found.moments() for name, found in runs.items()}
 
 

@@ -43,7 +43,7 @@ class LastRace:
         """Race winner, eager and torch.compile once more; the winner may change here."""
         search = self.search
         search.recapture()
-        search.renew_histories()
+        search.renew_gradient_accumulators()
         runners = {"eager": search.eager}
         if search.stock is not None:
             runners[search.stock.candidate.name] = search.stock
@@ -62,9 +62,9 @@ class LastRace:
             return self.last_race()
         looped = self.whole_steps(budget_s)
         before = {name: search.entries[name].speedup for name in runners}
-        self.show_last(timed)
-        self.give_way(looped or timed, "the last race, of whole steps," if looped else "the last race", before)
-        self.restate(timed)
+        self.record_times(timed)
+        self.yield_to_rival(looped or timed, "the last race, of whole steps," if looped else "the last race", before)
+        self.update_reasons(timed)
         tried = AS_IT_IS in search.entries and search.entries[AS_IT_IS].status != SKIPPED
         if search.best is search.stock and not tried and self.guards_matter(timed[STOCK]):
             timed |= self.past_guards()
@@ -82,7 +82,7 @@ class LastRace:
         against = compare(timed[search.best.candidate.name], timed["eager"])
         return not against.faster and (against.ahead or self.hardly_gains(timed))
 
-    def show_last(self, timed: dict[str, Timed]) -> None:
+    def record_times(self, timed: dict[str, Timed]) -> None:
         """Write the times of the last race into the receipt entries."""
         search = self.search
         for name, each in timed.items():
@@ -91,7 +91,7 @@ class LastRace:
                 search.entries[name], measured_s=each.median_s, low_s=each.low_s, high_s=each.high_s,
                 speedup=gain.speedup, speedup_low=gain.low, speedup_high=gain.high, last=True)  # fmt: skip
 
-    def restate(self, timed: dict[str, Timed]) -> None:
+    def update_reasons(self, timed: dict[str, Timed]) -> None:
         """Update the reasons of those that the winner had beaten, with the times of the last race."""
         search = self.search
         winner = search.best.candidate.name
@@ -168,10 +168,10 @@ class LastRace:
         why = f"{AS_IT_IS} is {against.speedup:.2f}× as fast"
         search.entries[STOCK] = replace(search.entries[STOCK], status=BEATEN, reason=why)
         search.best = built
-        self.show_last(timed)
+        self.record_times(timed)
         return timed
 
-    def give_way(self, timed: dict[str, Timed], race: str, tried: dict[str, float | None]) -> None:
+    def yield_to_rival(self, timed: dict[str, Timed], race: str, tried: dict[str, float | None]) -> None:
         """Return a rival that is ahead of the winner instead: rivals are simpler, and win where a race is undecided.
 
         ``tried`` are the speeds over eager at the time each candidate was tried.
@@ -180,7 +180,7 @@ class LastRace:
         before, own = search.best.candidate.name, timed[search.best.candidate.name]
         rivals = [built for built in (search.stock, search.eager) if built is not None and built is not search.best]
         found = [(compare(own, timed[built.candidate.name]), built) for built in rivals]
-        found = [(against, built) for against, built in found if not self.is_itself(built, against)]
+        found = [(against, built) for against, built in found if not self.is_same_code(built, against)]
         for against, built in sorted(found, key=lambda pair: -pair[0].speedup):
             barred = search.barred(built) if against.ahead else ""
             if built is search.eager and not against.ahead and self.hardly_gains(timed):
@@ -195,7 +195,7 @@ class LastRace:
                 self.hand_over(before, built, why + _tried(tried[before]))
                 return
 
-    def is_itself(self, rival: Built, against: Comparison) -> bool:
+    def is_same_code(self, rival: Built, against: Comparison) -> bool:
         """Whether the winner is this rival called past its guards: a small difference is noise then, and behind the
         drop-in the rival would be called with its guards on top."""
         search = self.search

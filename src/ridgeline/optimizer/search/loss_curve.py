@@ -25,12 +25,12 @@ TAIL = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Tracked:
-    """Losses of both runs; ``nudged`` are eager's from weights perturbed by one rounding step."""
+class LossCurves:
+    """Losses of both runs; ``perturbed`` are eager's from weights perturbed by one rounding step."""
 
     eager: tuple[float, ...]
     found: tuple[float, ...]
-    nudged: tuple[float, ...] = ()
+    perturbed: tuple[float, ...] = ()
     optimizer: str = "AdamW"
 
     @property
@@ -47,14 +47,18 @@ class Tracked:
     @property
     def noise(self) -> float:
         """The mean distance of eager's losses from its own with perturbed weights."""
-        return statistics.fmean(abs(a - b) for a, b in zip(self.eager, self.nudged, strict=True)) if self.nudged else 0
+        return (
+            statistics.fmean(abs(a - b) for a, b in zip(self.eager, self.perturbed, strict=True))
+            if self.perturbed
+            else 0
+        )
 
     @property
     def ok(self) -> bool:
         return all(loss == loss for loss in self.found) and self.apart <= self.allowed
 
     def __str__(self) -> str:
-        beside = f", {self.noise:.2g} of it rounding noise of eager itself" if self.nudged else ""
+        beside = f", {self.noise:.2g} of it rounding noise of eager itself" if self.perturbed else ""
         run = f"{len(self.found)} steps of {self.optimizer}: loss {self.eager[0]:.4g} → {_tail(self.eager):.4g} eager"
         apart = f"{self.apart:.2g} apart, {self.allowed:.2g} allowed{beside}"
         return f"{run}, {_tail(self.found):.4g} optimized ({apart})"
@@ -73,7 +77,7 @@ def _scatter(losses: Sequence[float]) -> float:
 
 def track(
     model: nn.Module, call: Call, inputs: Inputs, loss: Callable[[Any], Tensor], state: State, steps: int = STEPS
-) -> Tracked:
+) -> LossCurves:
     """Train eagerly and through ``call`` from the same weights on the same inputs; the weights are restored."""
     parameters = [p for p in model.parameters() if p.requires_grad]
 
@@ -90,25 +94,25 @@ def compared(
     state: State,
     steps: int = STEPS,
     optimizer: str = "AdamW",
-) -> Tracked:
+) -> LossCurves:
     """Run two ways to take a step from the same weights, which are restored.
 
     If they diverge, eager is run again from weights perturbed by one rounding step, to measure rounding noise.
     """
     kept = [p.detach().clone() for p in parameters]
 
-    def losses(make: Callable[[], Step], nudged: bool = False) -> tuple[float, ...]:
+    def losses(make: Callable[[], Step], perturbed: bool = False) -> tuple[float, ...]:
         try:
-            if nudged:
-                _nudge(parameters)
+            if perturbed:
+                _perturb(parameters)
             step = make()
             return tuple(torch.stack([step() for _ in range(steps)]).float().tolist())
         finally:
             put_back(parameters, kept)
             state.restore()
 
-    both = Tracked(losses(eager), losses(found), optimizer=optimizer)
-    return both if both.ok else replace(both, nudged=losses(eager, nudged=True))
+    both = LossCurves(losses(eager), losses(found), optimizer=optimizer)
+    return both if both.ok else replace(both, perturbed=losses(eager, perturbed=True))
 
 
 def _stepping(call: Call, optimizer: torch.optim.Optimizer, inputs: Inputs, loss: Callable[[Any], Tensor]) -> Step:
@@ -132,10 +136,10 @@ def _stepping(call: Call, optimizer: torch.optim.Optimizer, inputs: Inputs, loss
 
 
 @contextmanager
-def nudged(parameters: list[nn.Parameter], share: float = 0.5, seed: int = 7) -> Iterator[None]:
+def perturbed(parameters: list[nn.Parameter], share: float = 0.5, seed: int = 7) -> Iterator[None]:
     """Perturb a share of the weights by one rounding step inside the context."""
     kept = [p.detach().clone() for p in parameters]
-    _nudge(parameters, share, seed)
+    _perturb(parameters, share, seed)
     try:
         yield
     finally:
@@ -144,7 +148,7 @@ def nudged(parameters: list[nn.Parameter], share: float = 0.5, seed: int = 7) ->
                 parameter.copy_(was)
 
 
-def _nudge(parameters: list[nn.Parameter], share: float = 0.5, seed: int = 7) -> None:
+def _perturb(parameters: list[nn.Parameter], share: float = 0.5, seed: int = 7) -> None:
     """Perturb a random share of the weights upward by one rounding step."""
     with torch.no_grad():
         for parameter in parameters:

@@ -69,7 +69,7 @@ def _torch_compile(make: Proposals, search: Progress) -> str:
 def _torch_compile_early(make: Proposals, search: Progress) -> str:
     if not make.facts.groups:
         return "no block repeats"
-    return "" if make.is_unrecordable(search) else "the step can be captured"
+    return "" if make.cannot_capture(search) else "the step can be captured"
 
 
 def _compiled_blocks(make: Proposals, search: Progress) -> str:

@@ -47,7 +47,7 @@ class Outcome:
     receipt: Receipt
 
 
-def given_up(problem: Problem, reason: str) -> Outcome:
+def unchanged_outcome(problem: Problem, reason: str) -> Outcome:
     """The unchanged model, with a receipt that says why nothing was tried."""
     receipt = Receipt(
         model=type(problem.model).__name__, mode=problem.mode, device=device_name(problem.device),

@@ -138,7 +138,7 @@ class Proposals:
         if candidate.compiler == "inductor" and ACTIVATION_BUDGET not in dict(candidate.options):
             yield from self.family(search, self._recomputing(candidate), self.prices.compile_s(candidate.scope))
 
-    def is_unrecordable(self, search: Progress) -> bool:
+    def cannot_capture(self, search: Progress) -> bool:
         """Whether a step cannot be captured because the host reads values inside it.
 
         Compiled blocks gain most together with a capture; without one torch.compile, which saves more host time, was

@@ -178,7 +178,7 @@ class Search:
             limit_s = self.budget.host_limit_s(proposal, stages)
         deadline_s = self.budget.deadline_s()
         limit_s = deadline_s if limit_s is None else min(limit_s, deadline_s)
-        if not deadline_s or (proposal.cost_s > spare_s and not self.builds.records_made(proposal)):
+        if not deadline_s or (proposal.cost_s > spare_s and not self.builds.captures_compiled(proposal)):
             left_s = max(0.0, min(spare_s, self.budget.left_s()))
             why = f"needs about {proposal.cost_s:.0f} s, {left_s:.0f} s are left of the budget"
             skipped = Built(proposal.candidate, self.problem.model, Report())
@@ -210,15 +210,15 @@ class Search:
     def _tunes(self, proposal: Proposal) -> bool:
         """Whether a compiler benchmarks alternatives, until the time is spent: max-autotune took 87 to 226 s where
         torch.compile takes 20 to 60 (H200)."""
-        return proposal.candidate.tunes and self.problem.mode == "infer" and not self.builds.records_made(proposal)
+        return proposal.candidate.tunes and self.problem.mode == "infer" and not self.builds.captures_compiled(proposal)
 
-    def slim(self) -> None:
+    def shrink_pool(self) -> None:
         """Capture the winner again without gaps in its pool, if it reserves more than eager."""
         if not self.memory.outgrows(self.best):
             return
         name = self.best.candidate.name
         try:
-            self.best = self.builds.regrown(self.best)
+            self.best = self.builds.recapture_expandable(self.best)
             self.entries[name] = replace(self.entries[name], peak_bytes=self._peak_bytes(self.best))
         except Exception as error:
             self.track.restore()
@@ -233,7 +233,7 @@ class Search:
             peak = self._peak_bytes(built)
             fits = self.memory.fits(built, peak)
             if not fits and self.memory.outgrows(built):
-                built = self.builds.regrown(built)
+                built = self.builds.recapture_expandable(built)
                 peak = self._peak_bytes(built)
                 fits = self.memory.fits(built, peak)
             if not fits and built.candidate.name != STOCK:
@@ -461,7 +461,7 @@ class Search:
 
     def _finish(self) -> Outcome:
         with self.budget.lap("the winner's last proofs"):
-            self.slim()
+            self.shrink_pool()
             prove_without_dropout(self)
             prove_in_training(self)
         with self.budget.lap("the last race"):
@@ -475,12 +475,12 @@ class Search:
         with self.budget.lap("measuring time by part"):
             kinds, by_part = regions(self, stock), parts(self, eager, best)
         self._settle_winner()
-        self.budget.tell_overrun()
+        self.budget.note_overrun()
         over_best = compare(strongest, best).speedup
         receipt = receipt_of(self, eager, best, timed.get("torch.compile"), over_eager, over_best)
         return Outcome(self.best, explained(replace(receipt, regions=kinds, parts=by_part), self.problem.inputs))
 
-    def renew_histories(self) -> None:
+    def renew_gradient_accumulators(self) -> None:
         """Renew autograd's gradient accumulators after a failed capture, which may bind them to the capture stream.
 
         Every later call would synchronize with that stream, parameter by parameter.
@@ -515,7 +515,7 @@ class Search:
                     built.undo()
         self.recapture()
         self.best.forget_trials()
-        self.renew_histories()
+        self.renew_gradient_accumulators()
         self.track.restore()
 
 

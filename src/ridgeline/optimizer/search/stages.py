@@ -85,7 +85,7 @@ def channels_last(make: Proposals, search: Progress) -> Iterator[Proposal]:
     6.3 s (20 convolutions), EfficientNet-B0 32 (81), MobileNetV3 28 (52), depthwise ones the longest."""
     last = Candidate(name="channels last", layout="channels_last", tries_convolutions=make.tries())
     tried_s = 0.4 * make.facts.num_convs if make.facts.mode == "train" else 0.0
-    if make.facts.mode == "train" and make.is_unrecordable(search):  # then it cannot be captured in this layout either
+    if make.facts.mode == "train" and make.cannot_capture(search):  # then it cannot be captured in this layout either
         yield make.proposal(last, CAPTURE_S + tried_s, "eager")
     else:
         yield make.graphed(last, CAPTURE_S + tried_s)

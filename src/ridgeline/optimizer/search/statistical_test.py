@@ -69,7 +69,7 @@ class Runs:
         self.squares = value.square() if self.squares is None else self.squares + value.square()
         self.samples.append(value[:: value.numel() // 512 | 1].clone())  # to estimate correlations
 
-    def add_nothing(self, num: int) -> None:
+    def add_zeros(self, num: int) -> None:
         """Count the runs missing of ``num`` as zeros."""
         self.num_absent = num - self.num
         self.samples += [torch.zeros_like(self.samples[0])] * self.num_absent
@@ -79,10 +79,10 @@ class Runs:
         assert self.total is not None and self.squares is not None and self.num > 1
         mean = self.total / self.num
         variance = (self.squares / self.num - mean.square()).clamp(min=0) * self.num / (self.num - 1)
-        return Moments(mean, variance, *_together(torch.stack(self.samples)), self.num, self.num_absent)
+        return Moments(mean, variance, *_correlation(torch.stack(self.samples)), self.num, self.num_absent)
 
 
-def _together(runs: Tensor) -> tuple[float, float]:
+def _correlation(runs: Tensor) -> tuple[float, float]:
     """The effective number of independent elements, and the relative deviation of the runs' squared distances."""
     centered = runs - runs.mean(0)
     products = centered @ centered.T
@@ -105,10 +105,10 @@ def beyond_chance(eager: Moments, again: Moments, found: Moments, step: float) -
     own_excess, own_ratio = _distance(eager, again, step)
     allowed_excess = EXCESS * max(1.0, own_excess) + 12.0 * few
     allowed_ratio = SPREAD * max(own_ratio, 1 / own_ratio) + 3.0 * few
-    return excess, ratio, max(allowed_excess, _rare(min(eager.freedom, again.freedom))), allowed_ratio
+    return excess, ratio, max(allowed_excess, _high_quantile(min(eager.freedom, again.freedom))), allowed_ratio
 
 
-def _rare(freedom: float) -> float:
+def _high_quantile(freedom: float) -> float:
     """A high quantile of a mean of ``freedom`` squared normal numbers (Wilson and Hilferty)."""
     part = 2 / (9 * freedom)
     return (1 - part + SIGMAS * math.sqrt(part)) ** 3

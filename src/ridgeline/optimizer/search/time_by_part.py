@@ -285,7 +285,7 @@ def _idle(walls_s: tuple[float, float], eager_busy_s: float, final_busy_s: float
                 cure=word if after > 0.02 * walls_s[1] else "")  # fmt: skip
 
 
-CURES = {
+FIXES = {
     PRODUCTS: "larger or tuned GEMMs (more rows a call), or fewer bits within an error_budget",
     ATTENTION: "a faster attention kernel, or a mask that it can skip blocks by",
     CONVOLUTIONS: "convolutions by another algorithm or layout, or fewer bits within an error_budget",
@@ -311,5 +311,5 @@ def cure(spent: Mapping[str, float], light: Mapping[str, float], floor_s: float 
     kind = max(excess, key=lambda each: excess[each])
     if kind in heavy and light.get(kind, 0.0) == 0.0 and light.get(ATTENTION, 0.0) > 0.0:
         return f"{kind} {show_seconds(spent[kind])}: an attention kernel in place of GEMMs and softmax"
-    advice = CURES.get(kind, "its elementwise kernels fused into the GEMMs around them")
+    advice = FIXES.get(kind, "its elementwise kernels fused into the GEMMs around them")
     return f"{kind} {show_seconds(excess[kind])} above their floor: {advice}"

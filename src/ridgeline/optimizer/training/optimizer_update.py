@@ -18,7 +18,7 @@ from ridgeline.engine.replay.training import GraphedTraining
 from ridgeline.engine.state import left_alone
 from ridgeline.errors import NotGraphable
 from ridgeline.optimizer.search.loss import Loss
-from ridgeline.optimizer.search.loss_curve import LEAST_STEPS, STEPS, Step, Tracked, compared, put_back
+from ridgeline.optimizer.search.loss_curve import LEAST_STEPS, STEPS, LossCurves, Step, compared, put_back
 from ridgeline.optimizer.search.timing import NOISE_FRAC, Comparison, Contender, Timed, Track, compare, in_turn
 
 FUSED = "the optimizer updates all parameters in one kernel (fused=True)"
@@ -322,7 +322,7 @@ def _step_s(optimizer: torch.optim.Optimizer, device: torch.device) -> float:
 
 
 def _tracked(made: Optimized, given: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, inputs: Inputs,
-             loss: Callable[..., Any] | None, steps: int) -> Tracked:  # fmt: skip
+             loss: Callable[..., Any] | None, steps: int) -> LossCurves:  # fmt: skip
     """Compare a run of eager steps with the original optimizer and one of the result with the changed optimizer."""
     model: Any = state_of(made).model
     value = Loss(loss)

@@ -17,10 +17,10 @@ from ridgeline.kernels.contract import primitive
 from ridgeline.optimizer.rewrites.attention.masks import (
     Mask,
     Pattern,
-    taken_apart,
+    analyze_mask,
     watch,
 )
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import call
 from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 
@@ -57,21 +57,21 @@ def attention_call(node: fx.Node) -> Attention | None:
     return Attention(q, k, v, mask, float(p), causal, scale, gqa, node)
 
 
-def _recalled(
-    scene: Scene, old: Attention, target: Any = F.scaled_dot_product_attention, **changes: Any
+def _replace_call(
+    ctx: GraphContext, old: Attention, target: Any = F.scaled_dot_product_attention, **changes: Any
 ) -> fx.Node | None:
     """Replace the call by one with some arguments changed; None if more than its layout would change."""
     fields = {name: changes.get(name, getattr(old, name)) for name in Attention.__slots__}
-    new = scene.emit(
+    new = ctx.emit(
         old.node, target, fields["query"], fields["key"], fields["value"], attn_mask=fields["mask"],
         dropout_p=fields["dropout_p"], is_causal=fields["is_causal"], scale=fields["scale"],
         enable_gqa=fields["enable_gqa"],
     )  # fmt: skip
-    if not scene.alike_sizes(old.node, new):
-        scene.discard(new)
+    if not ctx.same_shape(old.node, new):
+        ctx.discard(new)
         return None
-    scene.relaid(old.node, new)
-    scene.retire(old.node)
+    ctx.replace_any_layout(old.node, new)
+    ctx.retire(old.node)
     return new
 
 
@@ -82,25 +82,25 @@ def _recalled(
         eager=1.3, compiled=1.4, basis="with a mask in memory PyTorch loses its flash kernels: BERT-large 27 -> 40 ms"
     ),
 )
-def mask(scene: Scene) -> list[Match]:
+def mask(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = attention_call(node)
         if read is None or read.mask is None or read.is_causal:
             continue
-        rows, keys = _sizes(scene, read)
-        parts = taken_apart(scene, read.mask, rows, keys)
+        rows, keys = _sizes(ctx, read)
+        parts = analyze_mask(ctx, read.mask, rows, keys)
         if parts is None or parts.keys or parts.pattern.shift or parts.pattern.window is not None:
             continue
-        new = _recalled(scene, read, mask=None, is_causal=parts.pattern.causal)
+        new = _replace_call(ctx, read, mask=None, is_causal=parts.pattern.causal)
         if new is not None:
-            watch(scene, parts.buffers)
-            found.append(scene.match(new, "causal mask" if parts.pattern.causal else "mask that hides nothing"))
+            watch(ctx, parts.buffers)
+            found.append(ctx.match(new, "causal mask" if parts.pattern.causal else "mask that hides nothing"))
     return found
 
 
-def _sizes(scene: Scene, read: Attention) -> tuple[int, int]:
-    q, k = scene.shape(read.query), scene.shape(read.key)
+def _sizes(ctx: GraphContext, read: Attention) -> tuple[int, int]:
+    q, k = ctx.shape(read.query), ctx.shape(read.key)
     return (q[-2], k[-2]) if q is not None and k is not None else (-1, -1)
 
 
@@ -109,70 +109,70 @@ def _sizes(scene: Scene, read: Attention) -> tuple[int, int]:
     summary="keys and values repeated for every query head are shared instead",
     worth=Worth(eager=1.1, compiled=1.1, basis="a copy of keys and values less per layer"),
 )
-def grouped_keys(scene: Scene) -> list[Match]:
+def grouped_keys(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = attention_call(node)
-        if read is None or read.mask is not None or read.enable_gqa or not _fused_type(scene, read.query):
+        if read is None or read.mask is not None or read.enable_gqa or not _fused_type(ctx, read.query):
             continue
-        key, value = repeated(scene, read.key), repeated(scene, read.value)
-        if key is None or value is None or scene.shape(key) != scene.shape(value):
+        key, value = repeated(ctx, read.key), repeated(ctx, read.value)
+        if key is None or value is None or ctx.shape(key) != ctx.shape(value):
             continue
-        if not scene.unchanged((key, value), (read.key, read.value), node):
+        if not ctx.unchanged((key, value), (read.key, read.value), node):
             continue
-        new = _recalled(scene, read, key=key, value=value, enable_gqa=True)
+        new = _replace_call(ctx, read, key=key, value=value, enable_gqa=True)
         if new is not None:
-            found.append(scene.match(new, f"{(scene.shape(key) or (0, 0))[1]} key heads shared"))
+            found.append(ctx.match(new, f"{(ctx.shape(key) or (0, 0))[1]} key heads shared"))
     return found
 
 
-def _fused_type(scene: Scene, node: fx.Node) -> bool:
+def _fused_type(ctx: GraphContext, node: fx.Node) -> bool:
     """Dtypes whose fused kernels share key heads: float32 kernels do not, and would put scores in memory."""
-    value = scene.tensor(node)
+    value = ctx.tensor(node)
     if value is None or value.shape[-1] > 256:
         return False
     return value.dtype in (torch.bfloat16, torch.float16) or value.device.type == "cpu"
 
 
-def repeated(scene: Scene, node: fx.Node) -> fx.Node | None:
+def repeated(ctx: GraphContext, node: fx.Node) -> fx.Node | None:
     """The keys before every head was repeated; heads may have been after positions then."""
     read = call(node)
-    if read is None or len(scene.shape(node) or ()) != 4:
+    if read is None or len(ctx.shape(node) or ()) != 4:
         return None
     if read.op == "contiguous":
-        return repeated(scene, read["input"])
+        return repeated(ctx, read["input"])
     swapped = read.op == "transpose" and {read["dim0"] % 4, read["dim1"] % 4} == {1, 2}
     if swapped or (read.op == "permute" and tuple(each % 4 for each in read["dims"]) == (0, 2, 1, 3)):
-        narrow = _repeated_along(scene, read["input"], 2)
-        return None if narrow is None else scene.emit(node, torch.transpose, narrow, 1, 2)
-    return _repeated_along(scene, node, 1)
+        narrow = _repeated_along(ctx, read["input"], 2)
+        return None if narrow is None else ctx.emit(node, torch.transpose, narrow, 1, 2)
+    return _repeated_along(ctx, node, 1)
 
 
-def _repeated_along(scene: Scene, node: Any, dim: int) -> fx.Node | None:
+def _repeated_along(ctx: GraphContext, node: Any, dim: int) -> fx.Node | None:
     """The tensor before every element was repeated along a dim."""
-    read, shape = call(node), scene.shape(node)
+    read, shape = call(node), ctx.shape(node)
     if read is None or shape is None or len(shape) != 4:
         return None
     if read.op == "contiguous":
-        return _repeated_along(scene, read["input"], dim)
+        return _repeated_along(ctx, read["input"], dim)
     if read.op == "repeat_interleave" and read.given.get("dim") in (dim, dim - 4) and isinstance(read["repeats"], int):
         return read["input"] if isinstance(read["input"], fx.Node) else None
     wide = call(read["input"]) if read.op in ("reshape", "view", "flatten") else None
-    wide_shape = None if wide is None else scene.shape(wide.node)
+    wide_shape = None if wide is None else ctx.shape(wide.node)
     if wide is None or wide.op != "expand" or wide_shape is None or len(wide_shape) != 5:
         return None
     inner = call(wide["input"])
     narrow = None if inner is None else inner.given.get("input")
     before, behind = wide_shape[: dim + 1], wide_shape[dim + 2 :]
-    if inner is None or not isinstance(narrow, fx.Node) or scene.shape(wide["input"]) != (*before, 1, *behind):
+    if inner is None or not isinstance(narrow, fx.Node) or ctx.shape(wide["input"]) != (*before, 1, *behind):
         return None
     new_dim = inner.op == "unsqueeze" and inner["dim"] % 5 == dim + 1
-    new_dim = new_dim or (inner.op == "getitem" and _puts_in(inner["index"], dim + 1))
+    new_dim = new_dim or (inner.op == "getitem" and _inserts_dim(inner["index"], dim + 1))
     matches = shape == (*before[:-1], before[-1] * wide_shape[dim + 1], *behind)
-    return narrow if new_dim and matches and scene.shape(narrow) == (*before, *behind) else None
+    return narrow if new_dim and matches and ctx.shape(narrow) == (*before, *behind) else None
 
 
-def _puts_in(index: Any, dim: int) -> bool:
+def _inserts_dim(index: Any, dim: int) -> bool:
     """Whether an index inserts one new dim at this position and keeps all others."""
     places = index if isinstance(index, tuple) else (index,)
     known = all(each is None or each is Ellipsis or each == slice(None) for each in places)
@@ -204,64 +204,64 @@ def cudnn_first(
     worth=Worth(eager=1.1, compiled=1.1, basis=_RACED),
     needs_kernels=True,
 )
-def attention_kernel(scene: Scene) -> list[Match]:
+def attention_kernel(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = attention_call(node)
-        match = None if read is None or scene.autocast else _kernel(scene, read)
+        match = None if read is None or ctx.autocast else _kernel(ctx, read)
         if match is not None:
             found.append(match)
     return found
 
 
-def _kernel(scene: Scene, read: Attention) -> Match | None:
+def _kernel(ctx: GraphContext, read: Attention) -> Match | None:
     if read.dropout_p:
-        scene.refuse(read.node, "attention drops weights at random")
+        ctx.refuse(read.node, "attention drops weights at random")
         return None
     parts = Mask(Pattern(causal=read.is_causal), (), ())
     if read.mask is not None:
-        found = None if read.is_causal else taken_apart(scene, read.mask, *_sizes(scene, read))
+        found = None if read.is_causal else analyze_mask(ctx, read.mask, *_sizes(ctx, read))
         if found is None:
-            scene.refuse(read.node, "the mask is neither causal nor one of keys")
+            ctx.refuse(read.node, "the mask is neither causal nor one of keys")
             return None
         parts = found
-    if not _is_wanted(scene, read, parts):
+    if not _is_wanted(ctx, read, parts):
         return None
-    read = _with_shared_keys(scene, read)
-    options = _kernel_options(scene, read, parts)
+    read = _with_shared_keys(ctx, read)
+    options = _kernel_options(ctx, read, parts)
     if isinstance(options, str):
-        scene.refuse(read.node, options)
+        ctx.refuse(read.node, options)
         return None
-    new = scene.emit(read.node, ridgeline_attention, read.query, read.key, read.value, **options)
-    if not scene.alike_sizes(read.node, new):
-        scene.discard(new)
-        scene.refuse(read.node, "the result's layout matters to what follows")
+    new = ctx.emit(read.node, ridgeline_attention, read.query, read.key, read.value, **options)
+    if not ctx.same_shape(read.node, new):
+        ctx.discard(new)
+        ctx.refuse(read.node, "the result's layout matters to what follows")
         return None
-    watch(scene, parts.buffers)
-    scene.relaid(read.node, new)
-    scene.discard(read.node)
+    watch(ctx, parts.buffers)
+    ctx.replace_any_layout(read.node, new)
+    ctx.discard(read.node)
     kind = " causal" if parts.pattern.causal else ""
-    return scene.match(
-        new, f"attention {tuple(scene.shape(read.query) or ())}{kind}{' key mask' if parts.keys else ''}"
+    return ctx.match(
+        new, f"attention {tuple(ctx.shape(read.query) or ())}{kind}{' key mask' if parts.keys else ''}"
     )
 
 
-def _with_shared_keys(scene: Scene, read: Attention) -> Attention:
+def _with_shared_keys(ctx: GraphContext, read: Attention) -> Attention:
     """The call with keys and values before they were repeated for every query head."""
-    key, value = repeated(scene, read.key), repeated(scene, read.value)
-    if key is None or value is None or (scene.shape(key) or ())[:3] != (scene.shape(value) or ())[:3]:
+    key, value = repeated(ctx, read.key), repeated(ctx, read.value)
+    if key is None or value is None or (ctx.shape(key) or ())[:3] != (ctx.shape(value) or ())[:3]:
         return read
-    shared = scene.unchanged((key, value), (read.key, read.value), read.node)
+    shared = ctx.unchanged((key, value), (read.key, read.value), read.node)
     return replace(read, key=key, value=value) if shared else read
 
 
-def _is_wanted(scene: Scene, read: Attention, parts: Mask) -> bool:
+def _is_wanted(ctx: GraphContext, read: Attention, parts: Mask) -> bool:
     """Whether our kernel should compute a call; ``options={"attention": "always"}`` forces it."""
-    query = scene.tensor(read.query)
-    if query is None or scene.options.get("attention") == "always":
+    query = ctx.tensor(read.query)
+    if query is None or ctx.options.get("attention") == "always":
         return query is not None
     masked = bool(parts.keys) or parts.pattern.window is not None
-    return wins(query, parts.pattern.causal, masked, scene.training)
+    return wins(query, parts.pattern.causal, masked, ctx.training)
 
 
 def wins(query: Tensor, causal: bool, masked: bool, training: bool) -> bool:
@@ -278,9 +278,9 @@ def wins(query: Tensor, causal: bool, masked: bool, training: bool) -> bool:
     return causal and not training and 96 < query.shape[3] <= 128 and query.shape[2] >= 2048
 
 
-def _kernel_options(scene: Scene, read: Attention, parts: Mask) -> dict[str, Any] | str:
+def _kernel_options(ctx: GraphContext, read: Attention, parts: Mask) -> dict[str, Any] | str:
     """The keyword arguments of our attention for a mask, or the reason why it is not supported."""
-    rows, keys = _sizes(scene, read)
+    rows, keys = _sizes(ctx, read)
     taken = kernel_arguments()
     options: dict[str, Any] = {"is_causal": parts.pattern.causal, "scale": read.scale}
     if parts.pattern.shift not in (0, keys - rows):
@@ -294,25 +294,25 @@ def _kernel_options(scene: Scene, read: Attention, parts: Mask) -> dict[str, Any
     if parts.keys:
         if "key_mask" not in taken:
             return "our kernel takes no key masks"
-        options["key_mask"] = _shared_key_mask(scene, scene.shape(read.query)[0], parts.keys)  # type: ignore[index]
-    given = (scene.value(x) for x in (read.query, read.key, read.value))
-    reason = kernel_refusal(*given, **option_values(scene, options))
+        options["key_mask"] = _shared_key_mask(ctx, ctx.shape(read.query)[0], parts.keys)  # type: ignore[index]
+    given = (ctx.value(x) for x in (read.query, read.key, read.value))
+    reason = kernel_refusal(*given, **option_values(ctx, options))
     return options if reason is None else reason
 
 
-def _shared_key_mask(scene: Scene, batch: int, factors: tuple[fx.Node, ...]) -> fx.Node:
+def _shared_key_mask(ctx: GraphContext, batch: int, factors: tuple[fx.Node, ...]) -> fx.Node:
     """The mask of keys, computed once after its last factor for all layers that use it."""
     key = ("key mask", batch, factors)
-    if key not in scene.notes or scene.notes[key]._erased:
-        after = max(factors, key=scene.position).next
+    if key not in ctx.notes or ctx.notes[key]._erased:
+        after = max(factors, key=ctx.position).next
         while after.op == "placeholder":
             after = after.next
-        scene.notes[key] = scene.emit(after, key_mask, batch, *factors)
-    return scene.notes[key]
+        ctx.notes[key] = ctx.emit(after, key_mask, batch, *factors)
+    return ctx.notes[key]
 
 
-def option_values(scene: Scene, options: dict[str, Any]) -> dict[str, Any]:
-    return {name: scene.value(value) for name, value in options.items()}
+def option_values(ctx: GraphContext, options: dict[str, Any]) -> dict[str, Any]:
+    return {name: ctx.value(value) for name, value in options.items()}
 
 
 @cache
@@ -351,14 +351,14 @@ def key_mask(batch: int, *factors: Tensor) -> Tensor:
     worth=Worth(eager=1.0, compiled=1.0, basis="PyTorch 2.11 asks cuDNN first on Hopper anyway; for others"),
     needs_kernels=True,
 )
-def attention_cudnn(scene: Scene) -> list[Match]:
+def attention_cudnn(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = attention_call(node)
-        value = None if read is None else scene.tensor(read.query)
+        value = None if read is None else ctx.tensor(read.query)
         if read is None or value is None or value.dtype not in (torch.bfloat16, torch.float16):
             continue
-        new = _recalled(scene, read, target=cudnn_first)
+        new = _replace_call(ctx, read, target=cudnn_first)
         if new is not None:
-            found.append(scene.match(new, f"attention {tuple(value.shape)}"))
+            found.append(ctx.match(new, f"attention {tuple(value.shape)}"))
     return found

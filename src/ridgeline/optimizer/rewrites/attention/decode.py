@@ -14,7 +14,7 @@ from ridgeline.kernels.decode_attention.op import DECODE_ATTENTION
 from ridgeline.kernels.launcher import overlapped, recording
 from ridgeline.optimizer.rewrites.attention.backends import attention_call, cudnn_first, key_mask, repeated
 from ridgeline.optimizer.rewrites.attention.masks import Constants, conjuncts
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -67,30 +67,30 @@ def num_seen(last: Tensor, more: int, keys: int) -> Tensor:
     exact="reordered",
     needs_kernels=True,
 )
-def decoding(scene: Scene) -> list[Match]:
+def decoding(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
-        read = None if scene.autocast or scene.training else _read(scene, node)
-        if read is not None and (match := _put(scene, read)) is not None:
+    for node in ctx.nodes:
+        read = None if ctx.autocast or ctx.training else _read(ctx, node)
+        if read is not None and (match := _put(ctx, read)) is not None:
             found.append(match)
     return found
 
 
-def _read(scene: Scene, node: fx.Node) -> Found | None:
+def _read(ctx: GraphContext, node: fx.Node) -> Found | None:
     """An attention call whose query has one position."""
     found = _plain(node) or _ours(node)
-    shape = None if found is None else scene.shape(found.query)
-    keys = None if found is None else scene.shape(found.key)
+    shape = None if found is None else ctx.shape(found.query)
+    keys = None if found is None else ctx.shape(found.key)
     if found is None or shape is None or keys is None or len(shape) != 4 or shape[2] != 1 or len(keys) != 4:
         return None
-    key, value = repeated(scene, found.key), repeated(scene, found.value)
-    if key is not None and value is not None and scene.unchanged((key, value), (found.key, found.value), node):
+    key, value = repeated(ctx, found.key), repeated(ctx, found.value)
+    if key is not None and value is not None and ctx.unchanged((key, value), (found.key, found.value), node):
         found = replace(found, key=key, value=value)
-    lengths = None if found.mask is None else _lengths(scene, found, shape[0], keys[2])
+    lengths = None if found.mask is None else _lengths(ctx, found, shape[0], keys[2])
     return found if lengths is None else replace(found, mask=None, is_key_mask=False, lengths=lengths)
 
 
-def _lengths(scene: Scene, found: Found, batch: int, keys: int) -> fx.Node | None:
+def _lengths(ctx: GraphContext, found: Found, batch: int, keys: int) -> fx.Node | None:
     """Lengths equivalent to a mask that shows keys up to a number; keys beyond it are not read.
 
     Static caches mask their unwritten slots so. One node serves all layers with the same mask.
@@ -98,34 +98,34 @@ def _lengths(scene: Scene, found: Found, batch: int, keys: int) -> fx.Node | Non
     if not isinstance(found.mask, fx.Node):
         return None
     key = ("lengths", found.mask, batch, keys)
-    if key not in scene.notes or (scene.notes[key] is not None and scene.notes[key]._erased):
-        scene.notes[key] = _lengths_of(scene, found.mask, batch, keys)
-    return scene.notes[key]
+    if key not in ctx.notes or (ctx.notes[key] is not None and ctx.notes[key]._erased):
+        ctx.notes[key] = _lengths_of(ctx, found.mask, batch, keys)
+    return ctx.notes[key]
 
 
-def _lengths_of(scene: Scene, mask: fx.Node, batch: int, keys: int) -> fx.Node | None:
+def _lengths_of(ctx: GraphContext, mask: fx.Node, batch: int, keys: int) -> fx.Node | None:
     sources = [each for each in mask.args[1:] if isinstance(each, fx.Node)] if mask.target is key_mask else [mask]
-    known, limits = Constants(scene), []
-    for factor in (each for source in sources for each in conjuncts(scene, source)):
+    known, limits = Constants(ctx), []
+    for factor in (each for source in sources for each in conjuncts(ctx, source)):
         value = known.of(factor)
         if value is None:
-            limits.append((factor, _limit(scene, known, factor, batch, keys)))
+            limits.append((factor, _limit(ctx, known, factor, batch, keys)))
         elif value.dtype is not torch.bool or not bool(value.all()):
             return None
     if len(limits) != 1 or known.buffers:
         return None
     factor, limit = limits[0]
-    return None if limit is None else scene.emit(factor, num_seen, *limit, keys)
+    return None if limit is None else ctx.emit(factor, num_seen, *limit, keys)
 
 
-def _limit(scene: Scene, known: Constants, node: fx.Node, batch: int, keys: int) -> tuple[fx.Node, int] | None:
+def _limit(ctx: GraphContext, known: Constants, node: fx.Node, batch: int, keys: int) -> tuple[fx.Node, int] | None:
     """(number, 1) of ``arange(keys) <= number``, (number, 0) of ``arange(keys) < number``; per sequence or for all."""
     read = call(node)
     if read is None or read.op not in ("le", "lt", "ge", "gt"):
         return None
     places, last = (read["input"], read["other"]) if read.op in ("le", "lt") else (read["other"], read["input"])
-    value, shape = known.of(places), scene.shape(last)
-    if value is None or shape is None or scene.dtype(last) not in (torch.int64, torch.int32):
+    value, shape = known.of(places), ctx.shape(last)
+    if value is None or shape is None or ctx.dtype(last) not in (torch.int64, torch.int32):
         return None
     if value.dim() == 0 or value.shape[-1] != keys or value.numel() != keys or value.is_floating_point():
         return None
@@ -164,24 +164,24 @@ def _ours(node: fx.Node) -> Found | None:
     return Found(query, key, value, mask, scale, node, mask is not None)
 
 
-def _put(scene: Scene, found: Found) -> Match | None:
-    mask = scene.value(found.mask)
+def _put(ctx: GraphContext, found: Found) -> Match | None:
+    mask = ctx.value(found.mask)
     if found.is_key_mask and isinstance(mask, Tensor):
         mask = mask[:, None, None, :]
-    given = [scene.value(each) for each in (found.query, found.key, found.value)]
-    reason = DECODE_ATTENTION.support(*given, mask, scene.value(found.lengths))
+    given = [ctx.value(each) for each in (found.query, found.key, found.value)]
+    reason = DECODE_ATTENTION.support(*given, mask, ctx.value(found.lengths))
     if reason is not None:
-        scene.refuse(found.node, reason)
+        ctx.refuse(found.node, reason)
         return None
-    new = scene.emit(
+    new = ctx.emit(
         found.node, attended, found.query, found.key, found.value, found.mask, found.scale, found.is_key_mask,
         found.lengths,
     )  # fmt: skip
-    if not scene.alike_sizes(found.node, new):
-        scene.discard(new)
+    if not ctx.same_shape(found.node, new):
+        ctx.discard(new)
         return None
     found.node.replace_all_uses_with(new)
-    scene.relaxed = True
-    scene.discard(found.node)
+    ctx.relaxed = True
+    ctx.discard(found.node)
     hidden = "" if found.lengths is None else ", those behind a length not read"
-    return scene.match(new, f"decoding over {(scene.shape(found.key) or (0, 0, 0))[2]} keys{hidden}")
+    return ctx.match(new, f"decoding over {(ctx.shape(found.key) or (0, 0, 0))[2]} keys{hidden}")

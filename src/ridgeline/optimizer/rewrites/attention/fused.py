@@ -17,22 +17,22 @@ from ridgeline.optimizer.rewrites.attention.masks import (
     Constants,
     Pattern,
     allowed_by,
+    analyze_mask,
     pattern_of,
-    taken_apart,
     watch,
 )
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call, cast_target
 from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 
 
 @dataclass(frozen=True, slots=True)
-class Spelled:
+class UnfusedAttention:
     """softmax(q · kᵀ · scale + mask) · v, found as separate ops."""
 
     query: fx.Node
     key: fx.Node
-    key_is_turned: bool
+    key_is_transposed: bool
     value: fx.Node
     scale: float
     softcap: float
@@ -40,11 +40,11 @@ class Spelled:
     mask: Any
     out: fx.Node
     inside: tuple[fx.Node, ...]
-    is_turned: bool = False  # value and result are transposed: v · weightsᵀ, positions last
+    is_transposed: bool = False  # value and result are transposed: v · weightsᵀ, positions last
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
+class BiasAndMask:
     """A bias added to scores, and a mask applied after it."""
 
     added: fx.Node
@@ -77,14 +77,14 @@ class Scores:
     summary="matmul, softmax, matmul becomes one call of scaled dot-product attention",
     worth=Worth(eager=2.0, compiled=1.5, basis="no scores in memory: 4 passes over rows x keys less"),
 )
-def spelled_attention(scene: Scene) -> list[Match]:
+def spelled_attention(ctx: GraphContext) -> list[Match]:
     found: list[Match | None] = []
-    for node in scene.nodes:
-        read = None if scene.autocast else _spelled(scene, node)
-        if read is not None and not _is_special(read) and (match := _called(scene, read)) is not None:
+    for node in ctx.nodes:
+        read = None if ctx.autocast else _read_unfused(ctx, node)
+        if read is not None and not _is_special(read) and (match := _called(ctx, read)) is not None:
             found.append(match)
-        elif read is None and (merged := _merged(scene, node)) is not None:
-            found.append(_called_apart(scene, merged))
+        elif read is None and (merged := _merged(ctx, node)) is not None:
+            found.append(_replace_merged(ctx, merged))
     return [match for match in found if match is not None]
 
 
@@ -94,91 +94,95 @@ def spelled_attention(scene: Scene) -> list[Match]:
     worth=Worth(eager=2.0, compiled=1.5, basis="no scores in memory; PyTorch's function has neither"),
     needs_kernels=True,
 )
-def special_attention(scene: Scene) -> list[Match]:
+def special_attention(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
-        read = None if scene.autocast else _spelled(scene, node)
-        if read is not None and _is_special(read) and (match := _special(scene, read)) is not None:
+    for node in ctx.nodes:
+        read = None if ctx.autocast else _read_unfused(ctx, node)
+        if read is not None and _is_special(read) and (match := _special(ctx, read)) is not None:
             found.append(match)
     return found
 
 
-def _is_special(read: Spelled) -> bool:
+def _is_special(read: UnfusedAttention) -> bool:
     """Whether scores are capped or there are sinks, which PyTorch's function does not support."""
     return bool(read.softcap) or read.sinks is not None
 
 
-def _special(scene: Scene, read: Spelled) -> Match | None:
+def _special(ctx: GraphContext, read: UnfusedAttention) -> Match | None:
     """Replace attention with capped scores or sinks by our kernel, if it supports the mask."""
-    turned = read.key_is_turned or read.is_turned
-    if not {"softcap", "sinks"} <= kernel_arguments() or len(scene.shape(read.query) or ()) != 4 or turned:
+    turned = read.key_is_transposed or read.is_transposed
+    if not {"softcap", "sinks"} <= kernel_arguments() or len(ctx.shape(read.query) or ()) != 4 or turned:
         return None
-    pattern, buffers = _known_pattern(scene, read)
+    pattern, buffers = _known_pattern(ctx, read)
     if pattern is None:
-        scene.refuse(read.out, "the mask is neither causal nor a window")
+        ctx.refuse(read.out, "the mask is neither causal nor a window")
         return None
-    key, value = repeated(scene, read.key), repeated(scene, read.value)
+    key, value = repeated(ctx, read.key), repeated(ctx, read.value)
     if key is None or value is None:
         key, value = read.key, read.value
-    if not scene.unchanged((read.query, key, value, read.sinks), (*read.inside, read.key, read.value), read.out):
+    if not ctx.unchanged((read.query, key, value, read.sinks), (*read.inside, read.key, read.value), read.out):
         return None
     options: dict[str, Any] = {"is_causal": pattern.causal, "scale": read.scale}
     options |= {"softcap": read.softcap, "sinks": read.sinks}
-    reason = kernel_refusal(*(scene.value(x) for x in (read.query, key, value)), **option_values(scene, options))
+    reason = kernel_refusal(*(ctx.value(x) for x in (read.query, key, value)), **option_values(ctx, options))
     if reason is not None:
-        scene.refuse(read.out, reason)
+        ctx.refuse(read.out, reason)
         return None
     if pattern.sides is not None:
         options["window"] = pattern.sides
-    new = scene.emit(read.out, ridgeline_attention, read.query, key, value, **options)
-    if not scene.alike_sizes(read.out, new):
-        scene.discard(new)
+    new = ctx.emit(read.out, ridgeline_attention, read.query, key, value, **options)
+    if not ctx.same_shape(read.out, new):
+        ctx.discard(new)
         return None
-    watch(scene, buffers)
-    scene.relaid(read.out, new)
-    scene.discard(read.out)
-    return scene.match(
-        new, f"attention with {'capped scores' if read.softcap else 'sinks'}, {tuple(scene.shape(read.query) or ())}"
+    watch(ctx, buffers)
+    ctx.replace_any_layout(read.out, new)
+    ctx.discard(read.out)
+    return ctx.match(
+        new, f"attention with {'capped scores' if read.softcap else 'sinks'}, {tuple(ctx.shape(read.query) or ())}"
     )
 
 
-def _known_pattern(scene: Scene, read: Spelled) -> tuple[Pattern | None, tuple[fx.Node, ...]]:
+def _known_pattern(ctx: GraphContext, read: UnfusedAttention) -> tuple[Pattern | None, tuple[fx.Node, ...]]:
     """The constant mask pattern added to scores, and the buffers it was read from."""
     if read.mask is None:
         return Pattern(causal=False), ()
     if not isinstance(read.mask, fx.Node):
         return None, ()
-    parts = taken_apart(scene, read.mask, *_lengths(scene, read))
+    parts = analyze_mask(ctx, read.mask, *_lengths(ctx, read))
     if parts is None or parts.keys or parts.pattern.shift:
         return None, ()
     return parts.pattern, parts.buffers
 
 
-def _spelled(scene: Scene, node: fx.Node) -> Spelled | None:
+def _read_unfused(ctx: GraphContext, node: fx.Node) -> UnfusedAttention | None:
     """Read the attention whose last matmul this node is."""
     product = _product(node)
     if product is None or not isinstance(product["other"], fx.Node):
         return None
-    value, is_turned = product["other"], False
-    weights, inside, sinks = _weights(scene, product["input"])
+    value, is_transposed = product["other"], False
+    weights, inside, sinks = _weights(ctx, product["input"])
     if weights is None:
-        value, (weights, inside, sinks), is_turned = product["input"], _turned_weights(scene, product["other"]), True
+        value, (weights, inside, sinks), is_transposed = (
+            product["input"],
+            _transposed_weights(ctx, product["other"]),
+            True,
+        )
     if weights is None or not isinstance(value, fx.Node):
         return None
-    scores = _scores(scene, weights)
+    scores = _scores(ctx, weights)
     if scores is None or scores.product["input"] is None:
         return None
     q, q_scale, q_inside = _scaled(scores.product["input"])
     k, k_scale, k_inside = _scaled(scores.product["other"])
-    key, turned, turn_inside = _untransposed(scene, k)
+    key, turned, turn_inside = _untransposed(ctx, k)
     scale = scores.scale * q_scale * k_scale
     mask: Any = scores.added if scores.hidden is None else scores.hidden
     if isinstance(scores.added, Folded) and scores.hidden is not None:
         return None
     if scores.hidden is not None and isinstance(scores.added, fx.Node):
-        mask = Joint(scores.added, scores.hidden)
+        mask = BiasAndMask(scores.added, scores.hidden)
     everything = (*inside, *scores.inside, *q_inside, *k_inside, *turn_inside, node)
-    return Spelled(q, key, turned, value, scale, scores.softcap, sinks, mask, node, everything, is_turned)
+    return UnfusedAttention(q, key, turned, value, scale, scores.softcap, sinks, mask, node, everything, is_transposed)
 
 
 def _product(node: Any) -> Call | None:
@@ -186,17 +190,17 @@ def _product(node: Any) -> Call | None:
     return read if read is not None and read.op in ("matmul", "bmm") else None
 
 
-def _turned_weights(scene: Scene, node: fx.Node) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
+def _transposed_weights(ctx: GraphContext, node: fx.Node) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
     """The weights, transposed before the matmul with the values: v · weightsᵀ, in code that keeps channels before
     positions (early diffusion networks, non-local attention)."""
-    inner, turned, step = _untransposed(scene, node)
+    inner, turned, step = _untransposed(ctx, node)
     if turned or len(node.users) != 1:
         return None, (), None
-    weights, inside, sinks = _weights(scene, inner)
+    weights, inside, sinks = _weights(ctx, inner)
     return weights, (*inside, *step), sinks
 
 
-def _weights(scene: Scene, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
+def _weights(ctx: GraphContext, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ...], fx.Node | None]:
     """(scores, nodes, sinks) of a softmax over the last dim, through casts, disabled dropout and dropped sinks."""
     nothing: tuple[None, tuple[fx.Node, ...], None] = (None, (), None)
     inside: list[fx.Node] = []
@@ -214,17 +218,17 @@ def _weights(scene: Scene, node: Any) -> tuple[fx.Node | None, tuple[fx.Node, ..
             return nothing
         dropped = dropped or last_dropped
         node = read["input"]
-    shape = scene.shape(node)
+    shape = ctx.shape(node)
     dim = read.given.get("dim")
     if shape is None or not isinstance(dim, int) or dim % len(shape) != len(shape) - 1:
         return nothing
     if not dropped:
         return (read["input"], tuple(inside), None) if isinstance(read["input"], fx.Node) else nothing
-    found = _before_sinks(scene, read["input"])
+    found = _before_sinks(ctx, read["input"])
     return nothing if found is None else (found[0], (*inside, *found[2]), found[1])
 
 
-def _before_sinks(scene: Scene, node: Any) -> tuple[fx.Node, fx.Node, tuple[fx.Node, ...]] | None:
+def _before_sinks(ctx: GraphContext, node: Any) -> tuple[fx.Node, fx.Node, tuple[fx.Node, ...]] | None:
     """(scores, sinks, nodes) of scores with one more column, the sink of each head, minus their maximum or not."""
     inside: list[fx.Node] = []
     read = call(node)
@@ -239,8 +243,8 @@ def _before_sinks(scene: Scene, node: Any) -> tuple[fx.Node, fx.Node, tuple[fx.N
     turned = None if wide is None or wide.op != "expand" else call(wide["input"])
     if turned is None or turned.op not in ("view", "reshape") or not isinstance(turned["input"], fx.Node):
         return None
-    heads = (scene.shape(scores) or (0, 0))[1]
-    if scene.shape(turned.node) != (1, heads, 1, 1) or scene.shape(turned["input"]) != (heads,):
+    heads = (ctx.shape(scores) or (0, 0))[1]
+    if ctx.shape(turned.node) != (1, heads, 1, 1) or ctx.shape(turned["input"]) != (heads,):
         return None
     return scores, turned["input"], (*inside, node)
 
@@ -255,7 +259,7 @@ def _is_row_maximum(node: Any, of: Any) -> bool:
     return read.given.get("dim") in (-1, 3) and read.get("keepdim", False) is True
 
 
-def _scores(scene: Scene, node: fx.Node) -> Scores | None:
+def _scores(ctx: GraphContext, node: fx.Node) -> Scores | None:
     """Follow scores back to their matmul: casts, scales, a bias and a mask after it.
 
     A scale after the mask scales the mask too: allowed only if it is a pattern before and after.
@@ -265,7 +269,7 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
     inside: list[fx.Node] = []
     while True:
         read = call(node)
-        if read is None or sum(not _asks_about(user, node) for user in node.users) != 1:
+        if read is None or sum(not _reads_metadata(user, node) for user in node.users) != 1:
             return None
         inside.append(node)
         if read.op in ("matmul", "bmm"):
@@ -278,23 +282,23 @@ def _scores(scene: Scene, node: fx.Node) -> Scores | None:
         elif (factor := _factor(read)) is not None:
             # backwards: everything met so far was done to the scaled scores
             scale, node = scale * factor[0], factor[1]
-        elif added is None and not softcap and (step := _masking(scene, read)) is not None:
+        elif added is None and not softcap and (step := _masking(ctx, read)) is not None:
             if step[2] is not None and hidden is not None:
                 return None
-            if scale != 1.0 and (hidden is not None or not _hides_scaled(scene, step[1], scale, node)):
+            if scale != 1.0 and (hidden is not None or not _hides_after_scaling(ctx, step[1], scale, node)):
                 return None
             node, added, hidden = step[0], step[1], hidden if step[2] is None else step[2]
-        elif added is None and hidden is None and scale == 1.0 and (fold := _folded(scene, read)) is not None:
+        elif added is None and hidden is None and scale == 1.0 and (fold := _image_bias(ctx, read)) is not None:
             node, added, steps = fold
             inside += steps
         else:
             return None
 
 
-def _folded(scene: Scene, read: Call) -> tuple[fx.Node, Folded, list[fx.Node]] | None:
+def _image_bias(ctx: GraphContext, read: Call) -> tuple[fx.Node, Folded, list[fx.Node]] | None:
     """(scores, biases, nodes) of scores reshaped to the sides of an image for a sum, and back: relative positions by
     rows and columns (Segment Anything)."""
-    sizes, folded = scene.shape(read.node), scene.shape(read.given.get("input"))
+    sizes, folded = ctx.shape(read.node), ctx.shape(read.given.get("input"))
     if read.op not in ("view", "reshape") or sizes is None or folded is None or len(folded) <= len(sizes):
         return None
     parts: list[fx.Node] = []
@@ -305,11 +309,11 @@ def _folded(scene: Scene, read: Call) -> tuple[fx.Node, Folded, list[fx.Node]] |
         if inner is None or len(node.users) != 1:
             return None
         steps.append(node)
-        if inner.op in ("view", "reshape") and scene.shape(inner["input"]) == sizes:
+        if inner.op in ("view", "reshape") and ctx.shape(inner["input"]) == sizes:
             found = Folded(tuple(parts), folded, sizes)
             return (inner["input"], found, steps) if parts else None
         sides = (inner.given.get("input"), inner.given.get("other")) if inner.op == "add" else ()
-        whole = [side for side in sides if scene.shape(side) == folded]
+        whole = [side for side in sides if ctx.shape(side) == folded]
         other = [side for side in sides if side not in whole and isinstance(side, fx.Node)]
         if len(whole) != 1 or len(other) != 1 or inner.given.get("alpha") not in (None, 1):
             return None
@@ -317,25 +321,25 @@ def _folded(scene: Scene, read: Call) -> tuple[fx.Node, Folded, list[fx.Node]] |
         parts.append(other[0])
 
 
-def unfolded(folded: Sequence[int], sizes: Sequence[int], *parts: Tensor) -> Tensor:
+def flat_image_bias(folded: Sequence[int], sizes: Sequence[int], *parts: Tensor) -> Tensor:
     """The sum of the biases on the sides of an image, reshaped to rows and keys."""
     return sum(parts[1:], parts[0]).expand(folded).reshape(sizes)
 
 
-def _hides_scaled(scene: Scene, added: fx.Node | None, scale: float, scores: fx.Node) -> bool:
+def _hides_after_scaling(ctx: GraphContext, added: fx.Node | None, scale: float, scores: fx.Node) -> bool:
     """Whether the bias is a constant that leaves every row a key, and hides the others after scaling too (CodeGen)."""
-    sizes = scene.shape(scores)
+    sizes = ctx.shape(scores)
     if added is None or sizes is None or not 0 < scale < float("inf"):
         return False
     key = ("scaled mask", added, scale, sizes[-2:])
-    if key not in scene.notes:
-        plain = _constant_pattern(scene, added, "added", *sizes[-2:]) is not None
-        value = Constants(scene).of(added) if plain else None
-        scene.notes[key] = value is not None and allowed_by(value * scale) is not None
-    return scene.notes[key]
+    if key not in ctx.notes:
+        plain = _constant_pattern(ctx, added, "added", *sizes[-2:]) is not None
+        value = Constants(ctx).of(added) if plain else None
+        ctx.notes[key] = value is not None and allowed_by(value * scale) is not None
+    return ctx.notes[key]
 
 
-def _asks_about(user: fx.Node, node: fx.Node) -> bool:
+def _reads_metadata(user: fx.Node, node: fx.Node) -> bool:
     """Whether a node reads only the shape or dtype of another."""
     read = call(user)
     if read is None or read.op in ("full_like", "ones_like", "zeros_like"):
@@ -370,16 +374,16 @@ def _factor(read: Call) -> tuple[float, fx.Node] | None:
     return None
 
 
-def _masking(scene: Scene, read: Call) -> tuple[fx.Node, fx.Node | None, Any] | None:
+def _masking(ctx: GraphContext, read: Call) -> tuple[fx.Node, fx.Node | None, Any] | None:
     """(scores, bias, mask) of an op that masks scores."""
     if read.op == "add" and read.given.get("alpha") in (None, 1):
         return _added(read)
     if read.op == "masked_fill" and isinstance(read["input"], fx.Node):
-        value = _filled(scene, read["value"])
+        value = _filled(ctx, read["value"])
         return None if value is None else (read["input"], None, (read["mask"], True, value))
     if read.op == "where" and isinstance(read.given.get("condition"), fx.Node):
         for scores, fill, where_true in ((read["input"], read["other"], False), (read["other"], read["input"], True)):
-            value = _filled(scene, fill)
+            value = _filled(ctx, fill)
             if value is not None and isinstance(scores, fx.Node):
                 return scores, None, (read["condition"], where_true, value)
     return None
@@ -388,12 +392,12 @@ def _masking(scene: Scene, read: Call) -> tuple[fx.Node, fx.Node | None, Any] | 
 def _added(read: Call) -> tuple[fx.Node, fx.Node | None, Any] | None:
     """Which operand of a sum the scores are: the one that leads to a matmul."""
     for scores, mask in ((read["input"], read["other"]), (read["other"], read["input"])):
-        if isinstance(scores, fx.Node) and isinstance(mask, fx.Node) and _leads_to_product(scores):
+        if isinstance(scores, fx.Node) and isinstance(mask, fx.Node) and _leads_to_matmul(scores):
             return scores, mask, None
     return None
 
 
-def _leads_to_product(node: Any, depth: int = 6) -> bool:
+def _leads_to_matmul(node: Any, depth: int = 6) -> bool:
     read = call(node)
     if read is None or depth == 0:
         return False
@@ -402,27 +406,27 @@ def _leads_to_product(node: Any, depth: int = 6) -> bool:
     factor = _factor(read)
     passes = cast_target(read) is not None or read.op == "tanh"
     inner = factor[1] if factor is not None else read["input"] if passes else None
-    return inner is not None and _leads_to_product(inner, depth - 1)
+    return inner is not None and _leads_to_matmul(inner, depth - 1)
 
 
-def _filled(scene: Scene, value: Any) -> float | None:
+def _filled(ctx: GraphContext, value: Any) -> float | None:
     """The value of hidden scores, if it hides them."""
     number = _number(value)
     if number is None and isinstance(value, fx.Node):
-        number = _everywhere(value)
+        number = _fill_value(value)
     if number is None and isinstance(value, fx.Node):
-        known = Constants(scene).of(value)
+        known = Constants(ctx).of(value)
         number = float(known) if known is not None and known.numel() == 1 else None
     return number if number is not None and number <= BLOCKED else None
 
 
-def _everywhere(node: fx.Node) -> float | None:
+def _fill_value(node: fx.Node) -> float | None:
     """The fill value of a ``full_like`` or ``ones_like``, through scales."""
     read = call(node)
     if read is None or read.op in ("full_like", "ones_like"):
         return None if read is None else 1.0 if read.op == "ones_like" else _number(read.given.get("fill_value"))
     factor = _factor(read)
-    inner = None if factor is None else _everywhere(factor[1])
+    inner = None if factor is None else _fill_value(factor[1])
     return None if factor is None or inner is None else factor[0] * inner
 
 
@@ -433,10 +437,10 @@ def _scaled(node: fx.Node) -> tuple[fx.Node, float, tuple[fx.Node, ...]]:
     return (node, 1.0, ()) if factor is None else (factor[1], factor[0], (node,))
 
 
-def _untransposed(scene: Scene, node: fx.Node) -> tuple[fx.Node, bool, tuple[fx.Node, ...]]:
+def _untransposed(ctx: GraphContext, node: fx.Node) -> tuple[fx.Node, bool, tuple[fx.Node, ...]]:
     """(key, False) if a node is a transposed key; (node, True) if it is stored transposed."""
     read = call(node)
-    num = len(scene.shape(node) or ())
+    num = len(ctx.shape(node) or ())
     if read is not None and isinstance(read.given.get("input"), fx.Node) and num >= 3:
         dims = {d % num for d in (read.given.get("dim0"), read.given.get("dim1")) if isinstance(d, int)}
         order = tuple(d % num for d in read.given.get("dims", ()) if isinstance(d, int))
@@ -450,48 +454,48 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _called(scene: Scene, read: Spelled) -> Match | None:
+def _called(ctx: GraphContext, read: UnfusedAttention) -> Match | None:
     """Replace the ops by PyTorch's function."""
-    read = _narrowed(scene, read)
-    shapes = [scene.shape(node) for node in (read.query, read.key, read.value)]
+    read = _narrowed(ctx, read)
+    shapes = [ctx.shape(node) for node in (read.query, read.key, read.value)]
     if any(shape is None or len(shape) not in (3, 4) for shape in shapes) or len({len(s) for s in shapes if s}) != 1:
         return None
-    if len({scene.dtype(node) for node in (read.query, read.key, read.value)}) != 1:
+    if len({ctx.dtype(node) for node in (read.query, read.key, read.value)}) != 1:
         return None
-    masks = (read.mask.added, read.mask.hidden[0]) if isinstance(read.mask, Joint) else (read.mask,)
+    masks = (read.mask.added, read.mask.hidden[0]) if isinstance(read.mask, BiasAndMask) else (read.mask,)
     masks = read.mask.parts if isinstance(read.mask, Folded) else masks
     leaves = (read.query, read.key, read.value, *(each for each in masks if isinstance(each, fx.Node)))
-    if not scene.unchanged(leaves, read.inside, read.out):
-        scene.refuse(read.out, "something is written between the scores and the result")
+    if not ctx.unchanged(leaves, read.inside, read.out):
+        ctx.refuse(read.out, "something is written between the scores and the result")
         return None
-    mask = _mask_argument(scene, read)
+    mask = _mask_argument(ctx, read)
     if mask is None:
-        scene.refuse(read.out, "what is added to the scores has a type or shape that the function does not take")
+        ctx.refuse(read.out, "what is added to the scores has a type or shape that the function does not take")
         return None
-    new = _emit_call(scene, read, *mask)
-    if read.is_turned and not scene.alike_sizes(read.out, new):
-        new = scene.emit(read.out, torch.clone, new, memory_format=torch.contiguous_format)
-    if not scene.alike_sizes(read.out, new):
-        scene.discard(new)
+    new = _emit_call(ctx, read, *mask)
+    if read.is_transposed and not ctx.same_shape(read.out, new):
+        new = ctx.emit(read.out, torch.clone, new, memory_format=torch.contiguous_format)
+    if not ctx.same_shape(read.out, new):
+        ctx.discard(new)
         return None
-    scene.relaid(read.out, new)
-    scene.discard(read.out)
-    return scene.match(new, f"attention written out, {tuple(shapes[0] or ())}{' causal' if mask[1] else ''}")
+    ctx.replace_any_layout(read.out, new)
+    ctx.discard(read.out)
+    return ctx.match(new, f"attention written out, {tuple(shapes[0] or ())}{' causal' if mask[1] else ''}")
 
 
-def _narrowed(scene: Scene, read: Spelled) -> Spelled:
+def _narrowed(ctx: GraphContext, read: UnfusedAttention) -> UnfusedAttention:
     """Queries and keys before both were cast to float32 while values were not (GPT-J).
 
     Products of 16-bit numbers are exact in float32, in which the fused kernels keep scores.
     """
-    like = scene.dtype(read.value)
+    like = ctx.dtype(read.value)
     casts = [call(node) for node in (read.query, read.key)]
-    if scene.training or like not in (torch.bfloat16, torch.float16) or scene.dtype(read.out) != like:
+    if ctx.training or like not in (torch.bfloat16, torch.float16) or ctx.dtype(read.out) != like:
         return read
     if any(each is None or cast_target(each) is not torch.float32 for each in casts):
         return read
     query, key = (each["input"] for each in casts if each is not None)
-    if not all(isinstance(node, fx.Node) and scene.dtype(node) == like for node in (query, key)):
+    if not all(isinstance(node, fx.Node) and ctx.dtype(node) == like for node in (query, key)):
         return read
     return replace(read, query=query, key=key, inside=(*read.inside, read.query, read.key))
 
@@ -513,101 +517,101 @@ class Merged:
     inside: tuple[fx.Node, ...]
 
 
-def _merged(scene: Scene, node: fx.Node) -> Merged | None:
-    product = None if scene.training or scene.autocast else _product(node)
-    split = None if product is None else _viewed(scene, product["input"], 4, 3)
+def _merged(ctx: GraphContext, node: fx.Node) -> Merged | None:
+    product = None if ctx.training or ctx.autocast else _product(node)
+    split = None if product is None else _viewed(ctx, product["input"], 4, 3)
     if product is None or split is None:
         return None
-    scores, inside, sinks = _weights(scene, split)
+    scores, inside, sinks = _weights(ctx, split)
     mask, read = None, call(scores)
     if read is not None and read.op == "add" and read.given.get("alpha") in (None, 1) and len(read.node.users) == 1:
         inside, mask, scores = (*inside, read.node), read["other"], read["input"]
-    merged = None if sinks is not None or scores is None else _viewed(scene, scores, 3, 4)
-    sizes = scene.shape(scores)
+    merged = None if sinks is not None or scores is None else _viewed(ctx, scores, 3, 4)
+    sizes = ctx.shape(scores)
     read = call(merged)
     if read is None or read.op != "baddbmm" or len(read.node.users) != 1 or sizes is None:
         return None
     scale, beta = _number(read.get("alpha", 1)), _number(read.get("beta", 1))
-    key, turned, turn = _untransposed(scene, read["batch2"])
+    key, turned, turn = _untransposed(ctx, read["batch2"])
     if not scale or not beta or turned or not isinstance(mask, (fx.Node, type(None))):
         return None
     leaves, everything = (read["batch1"], key, product["other"]), (*inside, *turn, split, scores, read.node, node)
     found = Merged(leaves, scale, read["input"], beta, mask, sizes, node, everything)
-    return found if _fits(scene, found) else None
+    return found if _fits(ctx, found) else None
 
 
-def _viewed(scene: Scene, node: Any, before: int, after: int) -> fx.Node | None:
+def _viewed(ctx: GraphContext, node: Any, before: int, after: int) -> fx.Node | None:
     """The input of a view that only merges or splits the first two of four dims."""
     read = call(node)
     inner = None if read is None or read.op not in ("view", "reshape") or len(node.users) != 1 else read["input"]
-    a, b = scene.shape(inner), scene.shape(node)
+    a, b = ctx.shape(inner), ctx.shape(node)
     if a is None or b is None or (len(a), len(b)) != (before, after):
         return None
     four, three = (a, b) if before == 4 else (b, a)
     return inner if (four[0] * four[1], *four[2:]) == three else None
 
 
-def _fits(scene: Scene, read: Merged) -> bool:
+def _fits(ctx: GraphContext, read: Merged) -> bool:
     """Whether shapes and dtypes are those of attention, and bias and mask may be added up first.
 
     In float16 the sum of a bias and the lowest number may overflow, which changes rows without keys.
     """
     batch, heads, rows, keys = read.sizes
     given = (*read.leaves, read.bias, *(() if read.mask is None else (read.mask,)))
-    if len({scene.dtype(node) for node in given}) != 1 or scene.dtype(read.bias) not in (torch.bfloat16, torch.float32):
+    if len({ctx.dtype(node) for node in given}) != 1 or ctx.dtype(read.bias) not in (torch.bfloat16, torch.float32):
         return False
-    q, k, v, bias = (scene.shape(node) for node in given[:4])
+    q, k, v, bias = (ctx.shape(node) for node in given[:4])
     if q is None or k is None or v is None or {len(q), len(k), len(v)} != {3} or bias is None:
         return False
-    mask = (1,) * 4 if read.mask is None else scene.shape(read.mask)
+    mask = (1,) * 4 if read.mask is None else ctx.shape(read.mask)
     if mask is None or len(mask) != 4 or any(have not in (1, want) for have, want in zip(mask, read.sizes)):
         return False
     alike = q == (batch * heads, rows, k[2]) and k[:2] == v[:2] == (batch * heads, keys)
     return alike and bias in ((batch * heads, 1, keys), (batch * heads, rows, keys))
 
 
-def _called_apart(scene: Scene, read: Merged) -> Match | None:
+def _replace_merged(ctx: GraphContext, read: Merged) -> Match | None:
     """PyTorch's function on tensors with heads split from the batch; the bias is computed once for all layers."""
     key = ("merged bias", read.bias, read.beta, read.mask, read.sizes)
-    known = scene.notes.get(key)
+    known = ctx.notes.get(key)
     shared = (known,) if known is not None and not known._erased else ()
     given = (*read.leaves, read.bias, *(() if read.mask is None else (read.mask,)))
-    if not scene.unchanged(given, (*read.inside, *shared), read.out):
-        scene.refuse(read.out, "something is written between the scores and the result")
+    if not ctx.unchanged(given, (*read.inside, *shared), read.out):
+        ctx.refuse(read.out, "something is written between the scores and the result")
         return None
-    added = shared[0] if shared else scene.emit(read.out, added_up, read.bias, read.beta, read.mask, read.sizes)
-    q, k, v = (_apart(scene, node, read) for node in read.leaves)
-    new = scene.emit(read.out, F.scaled_dot_product_attention, q, k, v, attn_mask=added, scale=read.scale)
+    added = shared[0] if shared else ctx.emit(read.out, merged_bias, read.bias, read.beta, read.mask, read.sizes)
+    q, k, v = (_apart(ctx, node, read) for node in read.leaves)
+    new = ctx.emit(read.out, F.scaled_dot_product_attention, q, k, v, attn_mask=added, scale=read.scale)
     old, put = read.out, new
-    views = [user for user in old.users if (scene.shape(user) == scene.shape(new) and call(user) is not None)]
+    views = [user for user in old.users if (ctx.shape(user) == ctx.shape(new) and call(user) is not None)]
     view = call(views[0]) if len(views) == len(old.users) == 1 else None
-    if view is not None and view.op in ("view", "reshape") and scene.alike_sizes(view.node, new):
+    if view is not None and view.op in ("view", "reshape") and ctx.same_shape(view.node, new):
         old = view.node
     else:
-        put = scene.emit(read.out, torch.reshape, new, scene.shape(read.out))
-    if not scene.alike_sizes(old, put):
-        scene.discard(put)
+        put = ctx.emit(read.out, torch.reshape, new, ctx.shape(read.out))
+    if not ctx.same_shape(old, put):
+        ctx.discard(put)
         return None
-    scene.notes[key] = added
-    scene.relaid(old, put)
-    scene.discard(old)
-    return scene.match(put, f"attention written out, heads merged with the batch, {tuple(scene.shape(q) or ())}")
+    ctx.notes[key] = added
+    ctx.replace_any_layout(old, put)
+    ctx.discard(old)
+    return ctx.match(put, f"attention written out, heads merged with the batch, {tuple(ctx.shape(q) or ())}")
 
 
-def _apart(scene: Scene, node: fx.Node, read: Merged) -> fx.Node:
+def _apart(ctx: GraphContext, node: fx.Node, read: Merged) -> fx.Node:
     """A tensor with heads split from the batch, or as it was before they were merged."""
-    sizes = (*read.sizes[:2], *(scene.shape(node) or ())[1:])
+    sizes = (*read.sizes[:2], *(ctx.shape(node) or ())[1:])
     inner = call(node)
-    if inner is not None and inner.op in ("view", "reshape") and scene.shape(inner["input"]) == sizes:
-        if scene.unchanged((inner["input"],), (node, *read.inside), read.out):
+    if inner is not None and inner.op in ("view", "reshape") and ctx.shape(inner["input"]) == sizes:
+        if ctx.unchanged((inner["input"],), (node, *read.inside), read.out):
             return inner["input"]
-    return scene.emit(read.out, torch.reshape, node, sizes)
+    return ctx.emit(read.out, torch.reshape, node, sizes)
 
 
-def added_up(bias: Tensor, beta: float, mask: Tensor | None, sizes: Sequence[int]) -> Tensor:
+def merged_bias(bias: Tensor, beta: float, mask: Tensor | None, sizes: Sequence[int]) -> Tensor:
     """The sum of a bias with heads merged into the batch, and a mask."""
     apart = (bias if beta == 1 else bias * beta).reshape(*sizes[:2], -1, sizes[3])
-    return lifted(apart if mask is None else apart + mask)
+    return finite_mask(apart if mask is None else apart + mask)
 
 
 LOWEST = -1e30
@@ -615,109 +619,109 @@ LOWEST = -1e30
 infinite: a row without keys is the mean of all values in eager code, and was zero there (torch 2.11, H200)."""
 
 
-def lifted(added: Tensor) -> Tensor:
+def finite_mask(added: Tensor) -> Tensor:
     if added.dtype is torch.float16:
         return added
     return torch.where(added == float("-inf"), added, added.clamp_min(LOWEST))
 
 
-def _lifted(scene: Scene, mask: fx.Node, at: fx.Node) -> fx.Node:
+def _finite_mask(ctx: GraphContext, mask: fx.Node, at: fx.Node) -> fx.Node:
     """A mask for fused kernels, computed once for all layers; a constant that leaves every row a key is unchanged."""
-    constant = Constants(scene).of(mask)
+    constant = Constants(ctx).of(mask)
     if constant is not None and not bool((constant <= LOWEST).all(-1).any()):
         return mask
-    key = ("lifted", mask)
-    known = scene.notes.get(key)
-    if known is None or known._erased or not scene.unchanged((mask,), (known,), at):
-        known = scene.notes[key] = scene.emit(at, lifted, mask)
+    key = ("finite_mask", mask)
+    known = ctx.notes.get(key)
+    if known is None or known._erased or not ctx.unchanged((mask,), (known,), at):
+        known = ctx.notes[key] = ctx.emit(at, finite_mask, mask)
     return known
 
 
-def _emit_call(scene: Scene, read: Spelled, mask: fx.Node | None, causal: bool) -> fx.Node:
+def _emit_call(ctx: GraphContext, read: UnfusedAttention, mask: fx.Node | None, causal: bool) -> fx.Node:
     q, k, v, at = read.query, read.key, read.value, read.out
-    if read.key_is_turned:
-        k = scene.emit(at, torch.transpose, k, -2, -1)
-    if read.is_turned:
-        v = scene.emit(at, torch.transpose, v, -2, -1)
-    flat = len(scene.shape(q) or ()) == 3
+    if read.key_is_transposed:
+        k = ctx.emit(at, torch.transpose, k, -2, -1)
+    if read.is_transposed:
+        v = ctx.emit(at, torch.transpose, v, -2, -1)
+    flat = len(ctx.shape(q) or ()) == 3
     if flat:
-        q, k, v = (scene.emit(at, torch.unsqueeze, x, 1) for x in (q, k, v))
-        mask = None if mask is None else scene.emit(at, torch.unsqueeze, mask, -3)
-    new = scene.emit(
+        q, k, v = (ctx.emit(at, torch.unsqueeze, x, 1) for x in (q, k, v))
+        mask = None if mask is None else ctx.emit(at, torch.unsqueeze, mask, -3)
+    new = ctx.emit(
         at, F.scaled_dot_product_attention, q, k, v, attn_mask=mask, dropout_p=0.0, is_causal=causal, scale=read.scale
     )
-    new = scene.emit(at, torch.squeeze, new, 1) if flat else new
-    return scene.emit(at, torch.transpose, new, -2, -1) if read.is_turned else new
+    new = ctx.emit(at, torch.squeeze, new, 1) if flat else new
+    return ctx.emit(at, torch.transpose, new, -2, -1) if read.is_transposed else new
 
 
-def _mask_argument(scene: Scene, read: Spelled) -> tuple[fx.Node | None, bool] | None:
+def _mask_argument(ctx: GraphContext, read: UnfusedAttention) -> tuple[fx.Node | None, bool] | None:
     """(mask, is_causal) for PyTorch's function; None if the mask is not supported."""
     if read.mask is None:
         return None, False
-    rows, keys = _lengths(scene, read)
+    rows, keys = _lengths(ctx, read)
     if isinstance(read.mask, fx.Node):
-        return _additive(scene, read, rows, keys)
-    if isinstance(read.mask, Joint):
-        return _hidden_bias(scene, read, read.mask)
+        return _additive(ctx, read, rows, keys)
+    if isinstance(read.mask, BiasAndMask):
+        return _hidden_bias(ctx, read, read.mask)
     if isinstance(read.mask, Folded):
         fold = read.mask
-        alike = all(scene.dtype(part) == scene.dtype(read.query) for part in fold.parts) and not scene.training
-        return (scene.emit(read.out, unfolded, fold.folded, fold.sizes, *fold.parts), False) if alike else None
+        alike = all(ctx.dtype(part) == ctx.dtype(read.query) for part in fold.parts) and not ctx.training
+        return (ctx.emit(read.out, flat_image_bias, fold.folded, fold.sizes, *fold.parts), False) if alike else None
     condition, hides, number = read.mask
-    found = _constant_pattern(scene, condition, "hidden" if hides else "seen", rows, keys)
+    found = _constant_pattern(ctx, condition, "hidden" if hides else "seen", rows, keys)
     if found is not None:
-        watch(scene, found[1])
+        watch(ctx, found[1])
         return None, found[0].causal
-    if scene.dtype(condition) is not torch.bool:
+    if ctx.dtype(condition) is not torch.bool:
         return None
     if number == float("-inf"):
-        allowed = scene.emit(read.out, torch.logical_not, condition) if hides else condition
+        allowed = ctx.emit(read.out, torch.logical_not, condition) if hides else condition
         return allowed, False
-    like = scene.dtype(read.query)
+    like = ctx.dtype(read.query)
     limit = max(torch.finfo(like).min, LOWEST)  # type: ignore[arg-type]
-    added = scene.emit(read.out, hiding, condition, hides, max(number, limit), like)
+    added = ctx.emit(read.out, additive_mask, condition, hides, max(number, limit), like)
     return added, False
 
 
-def _hidden_bias(scene: Scene, read: Spelled, mask: Joint) -> tuple[fx.Node, bool] | None:
+def _hidden_bias(ctx: GraphContext, read: UnfusedAttention, mask: BiasAndMask) -> tuple[fx.Node, bool] | None:
     """A bias with hidden scores filled in, as one additive mask."""
     condition, hides, number = mask.hidden
-    like, value = scene.dtype(read.query), scene.tensor(mask.added)
-    known = value is not None and value.dtype == like and scene.dtype(condition) is torch.bool
-    if not known or scene.training or like is None:
+    like, value = ctx.dtype(read.query), ctx.tensor(mask.added)
+    known = value is not None and value.dtype == like and ctx.dtype(condition) is torch.bool
+    if not known or ctx.training or like is None:
         return None
     number = number if number == float("-inf") else max(number, torch.finfo(like).min, LOWEST)
-    return scene.emit(read.out, hiding_of, mask.added, condition, hides, number), False
+    return ctx.emit(read.out, masked_bias, mask.added, condition, hides, number), False
 
 
-def hiding_of(added: Tensor, condition: Tensor, hides: bool, number: float) -> Tensor:
+def masked_bias(added: Tensor, condition: Tensor, hides: bool, number: float) -> Tensor:
     return torch.where(condition, number, added) if hides else torch.where(condition, added, number)
 
 
-def hiding(condition: Tensor, hides: bool, number: float, dtype: torch.dtype) -> Tensor:
+def additive_mask(condition: Tensor, hides: bool, number: float, dtype: torch.dtype) -> Tensor:
     """An additive mask with a finite number, so that rows without keys stay finite."""
     zero = torch.zeros((), dtype=dtype, device=condition.device)
     return torch.where(condition, number, zero) if hides else torch.where(condition, zero, number)
 
 
-def _additive(scene: Scene, read: Spelled, rows: int, keys: int) -> tuple[fx.Node | None, bool] | None:
-    found = _constant_pattern(scene, read.mask, "added", rows, keys)
+def _additive(ctx: GraphContext, read: UnfusedAttention, rows: int, keys: int) -> tuple[fx.Node | None, bool] | None:
+    found = _constant_pattern(ctx, read.mask, "added", rows, keys)
     if found is not None:
-        watch(scene, found[1])
+        watch(ctx, found[1])
         return None, found[0].causal
-    mask = scene.tensor(read.mask)
-    if mask is None or mask.dtype != scene.dtype(read.query) or (scene.training and mask.requires_grad):
+    mask = ctx.tensor(read.mask)
+    if mask is None or mask.dtype != ctx.dtype(read.query) or (ctx.training and mask.requires_grad):
         return None
-    return _lifted(scene, read.mask, read.out), False
+    return _finite_mask(ctx, read.mask, read.out), False
 
 
 def _constant_pattern(
-    scene: Scene, node: fx.Node, kind: str, rows: int, keys: int
+    ctx: GraphContext, node: fx.Node, kind: str, rows: int, keys: int
 ) -> tuple[Pattern, tuple[fx.Node, ...]] | None:
     """The pattern of a constant mask and the buffers it was read from, computed once for all layers."""
     key = ("pattern", node, kind, rows, keys)
-    if key not in scene.notes:
-        known = Constants(scene)
+    if key not in ctx.notes:
+        known = Constants(ctx)
         value = known.of(node)
         allowed = None
         if value is not None and kind == "added":
@@ -726,10 +730,10 @@ def _constant_pattern(
             allowed = ~value if kind == "hidden" else value
         pattern = None if allowed is None else pattern_of(allowed, rows, keys)
         plain = pattern is not None and pattern.shift == 0 and pattern.window is None
-        scene.notes[key] = (pattern, tuple(known.buffers)) if plain else None
-    return scene.notes[key]
+        ctx.notes[key] = (pattern, tuple(known.buffers)) if plain else None
+    return ctx.notes[key]
 
 
-def _lengths(scene: Scene, read: Spelled) -> tuple[int, int]:
-    q, k = scene.shape(read.query), scene.shape(read.key)
-    return q[-2], k[-1] if read.key_is_turned else k[-2]  # type: ignore[index]
+def _lengths(ctx: GraphContext, read: UnfusedAttention) -> tuple[int, int]:
+    q, k = ctx.shape(read.query), ctx.shape(read.key)
+    return q[-2], k[-1] if read.key_is_transposed else k[-2]  # type: ignore[index]

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from ridgeline.kernels import rope
 from ridgeline.kernels.cache_append.op import refusal, turning_refusal
-from ridgeline.optimizer.rewrites.context import ANYWHERE, Scene, clash, is_switch
+from ridgeline.optimizer.rewrites.context import ANYWHERE, GraphContext, clash, is_switch
 from ridgeline.optimizer.rewrites.op_names import call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -20,12 +20,12 @@ APPENDED = torch.ops.ridgeline_kernels.cache_append.default
 """The registered op, whose schema says what it writes."""
 
 
-def copied_place(length: Tensor) -> Tensor:
+def copied_position(length: Tensor) -> Tensor:
     """The value of ``arange(1) + length``, copied."""
     return length.clone().reshape(1)
 
 
-def read_place(length: Tensor) -> Tensor:
+def position_view(length: Tensor) -> Tensor:
     """The same as a view, for readers before the next increment."""
     return length.view(1)
 
@@ -38,21 +38,21 @@ def read_place(length: Tensor) -> Tensor:
     exact="bits",
     needs_kernels=True,
 )
-def cache_append(scene: Scene) -> list[Match]:
-    if scene.training:
+def cache_append(ctx: GraphContext) -> list[Match]:
+    if ctx.training:
         return []
-    found = [match for node in scene.nodes if (match := _place(scene, node)) is not None]
+    found = [match for node in ctx.nodes if (match := _place(ctx, node)) is not None]
     waiting: fx.Node | None = None
-    for node in scene.nodes:
-        if _is_write(scene, node):
-            match = None if waiting is None else _joined(scene, waiting, node)
+    for node in ctx.nodes:
+        if _is_write(ctx, node):
+            match = None if waiting is None else _joined(ctx, waiting, node)
             waiting = node if match is None else None
             found += [] if match is None else [match]
-    found += _counted_together(scene) + _read_in_place(scene)
-    return found + [match for node in scene.nodes if (match := _turned_into_place(scene, node)) is not None]
+    found += _batch_increments(ctx) + _read_in_place(ctx)
+    return found + [match for node in ctx.nodes if (match := _fuse_rope_and_append(ctx, node)) is not None]
 
 
-def _turned_into_place(scene: Scene, node: fx.Node) -> Match | None:
+def _fuse_rope_and_append(ctx: GraphContext, node: fx.Node) -> Match | None:
     """Rotate keys while they are written to the cache, and queries with them, if the keys have no other user."""
     if node.target is not APPENDED or not isinstance(node.args[3], fx.Node):
         return None
@@ -64,117 +64,117 @@ def _turned_into_place(scene: Scene, node: fx.Node) -> Match | None:
     if any(out.target is not operator.getitem or out.args[1] != 0 for out in outs) or len(outs) != 1:
         return None
     given = (keys, values, index, *turn.args[:2], v, *turn.args[2:4])
-    if any(scene.position(user) < scene.position(node) for user in outs[0].users):
+    if any(ctx.position(user) < ctx.position(node) for user in outs[0].users):
         return None
-    if not scene.unchanged(turn.args[:4], (turn,), node) or turning_refusal(*map(scene.value, given)) is not None:
+    if not ctx.unchanged(turn.args[:4], (turn,), node) or turning_refusal(*map(ctx.value, given)) is not None:
         return None
-    new = scene.emit(node, ROPE_APPENDED, *given, bool(turn.kwargs.get("interleaved", False)))
-    if not scene.alike(outs[0], new):
-        scene.graph.erase_node(new)
+    new = ctx.emit(node, ROPE_APPENDED, *given, bool(turn.kwargs.get("interleaved", False)))
+    if not ctx.alike(outs[0], new):
+        ctx.graph.erase_node(new)
         return None
     del new.meta["ridgeline"]  # it writes
     outs[0].replace_all_uses_with(new)
-    scene.erase_writer(node)
+    ctx.erase_writer(node)
     for gone in (*outs, k):  # the last one also erases their source
-        scene.discard(gone)  # type: ignore[arg-type]
-    return scene.match(new, f"turned into a cache {tuple(scene.shape(keys) or ())}")
+        ctx.discard(gone)  # type: ignore[arg-type]
+    return ctx.match(new, f"turned into a cache {tuple(ctx.shape(keys) or ())}")
 
 
-def _counted_together(scene: Scene) -> list[Match]:
+def _batch_increments(ctx: GraphContext) -> list[Match]:
     """Move increments that nothing reads afterwards to the end of the graph, those of one kind into one launch."""
-    counts = [node for node in scene.writers() if _is_count(scene, node)]
-    last = _last_touched(scene) if counts else {}
+    counts = [node for node in ctx.writers() if _is_increment(ctx, node)]
+    last = _last_access(ctx) if counts else {}
     groups: dict[Any, list[fx.Node]] = {}
     for node in counts:
-        length: Any = scene.tensor(node.args[0])
-        touched = max(last.get(owner, 0) for owner in (*scene.memory(node.args[0]), ANYWHERE))
-        if touched <= scene.position(node):
+        length: Any = ctx.tensor(node.args[0])
+        touched = max(last.get(owner, 0) for owner in (*ctx.memory(node.args[0]), ANYWHERE))
+        if touched <= ctx.position(node):
             groups.setdefault((node.args[1], length.dtype, length.device), []).append(node)
-    return [_deferred(scene, group) for group in groups.values()]
+    return [_deferred(ctx, group) for group in groups.values()]
 
 
-def _deferred(scene: Scene, counts: Sequence[fx.Node]) -> Match:
-    (end,) = scene.graph.find_nodes(op="output")
-    new = scene.emit(end, torch._foreach_add_, [node.args[0] for node in counts], counts[0].args[1])
+def _deferred(ctx: GraphContext, counts: Sequence[fx.Node]) -> Match:
+    (end,) = ctx.graph.find_nodes(op="output")
+    new = ctx.emit(end, torch._foreach_add_, [node.args[0] for node in counts], counts[0].args[1])
     del new.meta["ridgeline"]  # it writes, and must stay although nothing uses its result
-    match = scene.match(counts[0], f"{len(counts)} lengths counted at once")
+    match = ctx.match(counts[0], f"{len(counts)} lengths counted at once")
     for node in counts:
-        scene.erase_writer(node)
+        ctx.erase_writer(node)
     return match
 
 
-def _is_count(scene: Scene, node: fx.Node) -> bool:
+def _is_increment(ctx: GraphContext, node: fx.Node) -> bool:
     """``length.add_(number)`` of an integer input, whose result is unused."""
     if node.op != "call_method" or node.target != "add_" or node.users or len(node.args) != 2 or node.kwargs:
         return False
     length, number = node.args
     if not isinstance(length, fx.Node) or length.op != "placeholder" or type(number) is not int:
         return False
-    return scene.shape(length) == () and scene.dtype(length) in (torch.int64, torch.int32)
+    return ctx.shape(length) == () and ctx.dtype(length) in (torch.int64, torch.int32)
 
 
-def _last_touched(scene: Scene) -> dict[int, int]:
+def _last_access(ctx: GraphContext) -> dict[int, int]:
     """The last node that reads or writes each storage; nodes that may touch any storage count as ``ANYWHERE``.
 
     Outputs are read after the graph has ended, so a tensor may be returned, but not a view of one.
     """
     last: dict[int, int] = {}
-    given = set(scene.graph.find_nodes(op="placeholder"))
-    for at, node in enumerate(scene.nodes):
+    given = set(ctx.graph.find_nodes(op="placeholder"))
+    for at, node in enumerate(ctx.nodes):
         args = [arg for arg in node.all_input_nodes if node.op != "output" or arg not in given]
-        owners = {owner for arg in args for owner in scene.memory(arg)}
-        unclear = is_switch(node) or scene.written(node) == set()
+        owners = {owner for arg in args for owner in ctx.memory(arg)}
+        unclear = is_switch(node) or ctx.written(node) == set()
         last |= dict.fromkeys(owners | ({ANYWHERE} if unclear else set()), at)
     return last
 
 
-def _read_in_place(scene: Scene) -> list[Match]:
+def _read_in_place(ctx: GraphContext) -> list[Match]:
     """Read copied positions in place, if they are written only after the last reader."""
     found = []
-    for node in scene.nodes:
-        if node.target is copied_place and _stays(scene, node):
-            new = scene.emit(node, read_place, node.args[0])
+    for node in ctx.nodes:
+        if node.target is copied_position and _stays(ctx, node):
+            new = ctx.emit(node, position_view, node.args[0])
             node.replace_all_uses_with(new)
-            found.append(scene.match(new, "place read where it is counted"))
-            scene.discard(node)
+            found.append(ctx.match(new, "place read where it is counted"))
+            ctx.discard(node)
     return found
 
 
-def _stays(scene: Scene, place: fx.Node) -> bool:
+def _stays(ctx: GraphContext, place: fx.Node) -> bool:
     """Whether a position is unchanged until its last reader, views included, and no reader writes or keeps it."""
-    memory = scene.memory(place) | scene.memory(place.args[0])
-    readers = _readers(scene, place)
+    memory = ctx.memory(place) | ctx.memory(place.args[0])
+    readers = _readers(ctx, place)
     if not readers or any(user.op == "output" for user in readers):
         return False
-    first, last = scene.position(place), max(map(scene.position, readers))
-    between = [node for node in scene.writers() if first < scene.position(node) <= last]
-    return not any(clash(memory, scene.written(node) or set()) for node in between)
+    first, last = ctx.position(place), max(map(ctx.position, readers))
+    between = [node for node in ctx.writers() if first < ctx.position(node) <= last]
+    return not any(clash(memory, ctx.written(node) or set()) for node in between)
 
 
-def _readers(scene: Scene, node: fx.Node) -> set[fx.Node]:
+def _readers(ctx: GraphContext, node: fx.Node) -> set[fx.Node]:
     """The users of a tensor and of its views."""
-    own, found, waiting = scene.memory(node), set(), [node]
+    own, found, waiting = ctx.memory(node), set(), [node]
     while waiting:
         for user in waiting.pop().users:
             if user not in found:
                 found.add(user)
-                waiting += [user] if clash(scene.memory(user), own) else []
+                waiting += [user] if clash(ctx.memory(user), own) else []
     return found
 
 
-def _place(scene: Scene, node: fx.Node) -> Match | None:
+def _place(ctx: GraphContext, node: fx.Node) -> Match | None:
     """A sum of ``arange(1)`` and a number on the device."""
     read = call(node)
-    if read is None or read.op != "add" or read.given.get("alpha") not in (None, 1) or scene.shape(node) != (1,):
+    if read is None or read.op != "add" or read.given.get("alpha") not in (None, 1) or ctx.shape(node) != (1,):
         return None
     for zero, length in ((read["input"], read["other"]), (read["other"], read["input"])):
-        if _is_zero(zero) and scene.shape(length) == () and scene.dtype(length) == scene.dtype(node):
-            if scene.tensor(length).device != scene.tensor(node).device:  # type: ignore[union-attr]
+        if _is_zero(zero) and ctx.shape(length) == () and ctx.dtype(length) == ctx.dtype(node):
+            if ctx.tensor(length).device != ctx.tensor(node).device:  # type: ignore[union-attr]
                 continue
-            new = scene.emit(node, copied_place, length)
-            if scene.replace(node, new):
-                scene.discard(node)
-                return scene.match(new, "place in a cache")
+            new = ctx.emit(node, copied_position, length)
+            if ctx.replace(node, new):
+                ctx.discard(node)
+                return ctx.match(new, "place in a cache")
     return None
 
 
@@ -185,37 +185,37 @@ def _is_zero(node: Any) -> bool:
     return node.args in ((1,), (0, 1)) and set(node.kwargs) <= {"device", "dtype"}
 
 
-def _is_write(scene: Scene, node: fx.Node) -> bool:
+def _is_write(ctx: GraphContext, node: fx.Node) -> bool:
     """``cache.index_copy_(2, positions, new)`` whose result is unused."""
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
     if name != "index_copy_" or node.users or len(node.args) != 4 or node.kwargs or node.args[1] not in (2, -2):
         return False
-    return all(scene.tensor(node.args[i]) is not None for i in (0, 2, 3))
+    return all(ctx.tensor(node.args[i]) is not None for i in (0, 2, 3))
 
 
-def _joined(scene: Scene, first: fx.Node, second: fx.Node) -> Match | None:
+def _joined(ctx: GraphContext, first: fx.Node, second: fx.Node) -> Match | None:
     """One op at the second write, if nothing between them touches what the first writes or reads."""
     keys, _, index, k = first.args
     values, _, other, v = second.args
-    if index is not other or keys is values or not scene.unchanged((index, k, v), (first,), second):
+    if index is not other or keys is values or not ctx.unchanged((index, k, v), (first,), second):
         return None
-    if clash(scene.memory(keys), scene.memory(values) | scene.memory(v)) or _touched(scene, keys, first, second):
+    if clash(ctx.memory(keys), ctx.memory(values) | ctx.memory(v)) or _touched(ctx, keys, first, second):
         return None
-    if refusal(*(scene.value(x) for x in (keys, values, index, k, v))) is not None:
+    if refusal(*(ctx.value(x) for x in (keys, values, index, k, v))) is not None:
         return None
-    new = scene.emit(second, APPENDED, keys, values, index, k, v)
+    new = ctx.emit(second, APPENDED, keys, values, index, k, v)
     del new.meta["ridgeline"]  # it writes, and must stay although nothing uses its result
-    scene.erase_writer(first)
-    scene.erase_writer(second)
-    return scene.match(new, f"cache {tuple(scene.shape(keys) or ())}")
+    ctx.erase_writer(first)
+    ctx.erase_writer(second)
+    return ctx.match(new, f"cache {tuple(ctx.shape(keys) or ())}")
 
 
-def _touched(scene: Scene, keys: Any, first: fx.Node, second: fx.Node) -> bool:
+def _touched(ctx: GraphContext, keys: Any, first: fx.Node, second: fx.Node) -> bool:
     """Whether a node between two others reads or writes the memory of a cache."""
-    memory = scene.memory(keys)
+    memory = ctx.memory(keys)
     return any(
-        scene.memory(arg) and clash(memory, scene.memory(arg))
-        for node in scene.nodes
-        if scene.position(first) < scene.position(node) < scene.position(second)
+        ctx.memory(arg) and clash(memory, ctx.memory(arg))
+        for node in ctx.nodes
+        if ctx.position(first) < ctx.position(node) < ctx.position(second)
         for arg in node.all_input_nodes
     )

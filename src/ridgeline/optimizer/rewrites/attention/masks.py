@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ridgeline.optimizer.rewrites.context import Scene, is_removable, is_written
+from ridgeline.optimizer.rewrites.context import GraphContext, is_removable, is_written
 from ridgeline.optimizer.rewrites.op_names import call, cast_target
 
 MAX_ELEMENTS = {"cuda": 1 << 30, "cpu": 1 << 27}
@@ -49,21 +49,21 @@ class Mask:
     buffers: tuple[fx.Node, ...]
 
 
-def taken_apart(scene: Scene, node: fx.Node, rows: int, keys: int) -> Mask | None:
+def analyze_mask(ctx: GraphContext, node: fx.Node, rows: int, keys: int) -> Mask | None:
     """The parts of a boolean mask (true: visible), or of a constant additive one; None for anything else."""
     key = ("mask", node, rows, keys)
-    if key not in scene.notes:
-        scene.notes[key] = _taken_apart(scene, node, rows, keys)
-    return scene.notes[key]
+    if key not in ctx.notes:
+        ctx.notes[key] = _analyze_mask(ctx, node, rows, keys)
+    return ctx.notes[key]
 
 
-def _taken_apart(scene: Scene, node: fx.Node, rows: int, keys: int) -> Mask | None:
-    value = scene.tensor(node)
+def _analyze_mask(ctx: GraphContext, node: fx.Node, rows: int, keys: int) -> Mask | None:
+    value = ctx.tensor(node)
     if value is None or value.dim() > 4:
         return None
     if value.dtype is torch.bool:
-        return _boolean(scene, node, rows, keys)
-    known = Constants(scene)
+        return _boolean(ctx, node, rows, keys)
+    known = Constants(ctx)
     found = known.of(node)
     allowed = None if found is None else allowed_by(found)
     pattern = None if allowed is None else pattern_of(allowed, rows, keys)
@@ -76,17 +76,17 @@ def allowed_by(additive: Tensor) -> Tensor | None:
     return free if bool((free | blocked).all()) else None
 
 
-def _boolean(scene: Scene, node: fx.Node, rows: int, keys: int) -> Mask | None:
-    known = Constants(scene)
+def _boolean(ctx: GraphContext, node: fx.Node, rows: int, keys: int) -> Mask | None:
+    known = Constants(ctx)
     constant: Tensor | None = None
     on_keys = []
-    for factor in conjuncts(scene, node):
+    for factor in conjuncts(ctx, node):
         value = known.of(factor)
         if value is not None:
             constant = value if constant is None else constant & value
-        elif is_of_keys(scene, factor, keys):
+        elif depends_on_keys(ctx, factor, keys):
             on_keys.append(factor)
-        elif (alike := _without_rows(scene, factor)) is not None and is_of_keys(scene, alike, keys):
+        elif (alike := _one_row(ctx, factor)) is not None and depends_on_keys(ctx, alike, keys):
             on_keys.append(alike)
         else:
             return None
@@ -94,56 +94,56 @@ def _boolean(scene: Scene, node: fx.Node, rows: int, keys: int) -> Mask | None:
     return None if pattern is None else Mask(pattern, tuple(on_keys), tuple(known.buffers))
 
 
-def conjuncts(scene: Scene, node: fx.Node) -> list[fx.Node]:
+def conjuncts(ctx: GraphContext, node: fx.Node) -> list[fx.Node]:
     """The factors of a conjunction, each of which broadcasts to its shape."""
     read = call(node)
-    if read is None or scene.dtype(node) is not torch.bool:
+    if read is None or ctx.dtype(node) is not torch.bool:
         return [node]
     if read.op in ("and", "mul"):
         sides = [side for side in (read["input"], read["other"]) if side is not True]
-        if all(isinstance(side, fx.Node) and scene.dtype(side) is torch.bool for side in sides):
-            return [factor for side in sides for factor in conjuncts(scene, side)]
+        if all(isinstance(side, fx.Node) and ctx.dtype(side) is torch.bool for side in sides):
+            return [factor for side in sides for factor in conjuncts(ctx, side)]
         return [node]
     inner = read.given.get("input")
-    if not isinstance(inner, fx.Node) or scene.dtype(inner) is not torch.bool:
+    if not isinstance(inner, fx.Node) or ctx.dtype(inner) is not torch.bool:
         return [node]
     passes = read.op in ("contiguous", "expand") or cast_target(read) is torch.bool or read.op == "to"
-    return conjuncts(scene, inner) if passes else [node]
+    return conjuncts(ctx, inner) if passes else [node]
 
 
-def _without_rows(scene: Scene, node: Any, depth: int = 8) -> fx.Node | None:
+def _one_row(ctx: GraphContext, node: Any, depth: int = 8) -> fx.Node | None:
     """A mask with one row, if all rows of the mask are equal: expanded by a view, then negated, or repeated for heads
     that are merged into the batch (speech synthesis, hand-written translation models)."""
-    shape, read = scene.shape(node), call(node)
-    if shape is None or len(shape) < 2 or scene.dtype(node) is not torch.bool or depth == 0:
+    shape, read = ctx.shape(node), call(node)
+    if shape is None or len(shape) < 2 or ctx.dtype(node) is not torch.bool or depth == 0:
         return None
     if shape[-2] == 1:
         return node
     inner = None if read is None else read.given.get("input")
-    before = scene.shape(inner)
+    before = ctx.shape(inner)
     if read is None or before is None:
         return None
     if read.op == "expand" and len(before) == len(shape) and before[-2] == 1:
         sizes = (*shape[:-2], 1, shape[-1])
-        return inner if before == sizes else scene.emit(node, torch.Tensor.expand, inner, sizes)
+        return inner if before == sizes else ctx.emit(node, torch.Tensor.expand, inner, sizes)
     added = read.given.get("dim")
     times = tuple(read.given.get("repeats", ())) if read.op == "repeat" else ()
     turns = read.op in ("not", "logical_not")
     adds = read.op == "unsqueeze" and isinstance(added, int) and added % len(shape) < len(shape) - 2
     repeats = len(times) == len(shape) == len(before) and times[-2:] == (1, 1) and all(type(n) is int for n in times)
-    alike = _without_rows(scene, inner, depth - 1) if turns or adds or repeats else None
+    alike = _one_row(ctx, inner, depth - 1) if turns or adds or repeats else None
     if alike is None:
         return None
     if turns:
-        return scene.emit(node, torch.logical_not, alike)
+        return ctx.emit(node, torch.logical_not, alike)
     if adds:
-        return scene.emit(node, torch.unsqueeze, alike, added)
-    return scene.emit(node, torch.Tensor.repeat, alike, times)
+        return ctx.emit(node, torch.unsqueeze, alike, added)
+    return ctx.emit(node, torch.Tensor.repeat, alike, times)
 
 
-def is_of_keys(scene: Scene, node: fx.Node, keys: int) -> bool:
+def depends_on_keys(ctx: GraphContext, node: fx.Node, keys: int) -> bool:
     """Whether a factor is the same for every head and row: [B, 1, 1, keys], or fewer leading dims."""
-    shape = scene.shape(node)
+    shape = ctx.shape(node)
     if shape is None or not shape or len(shape) > 4 or shape[-1] != keys:
         return False
     padded = (1,) * (4 - len(shape)) + shape
@@ -175,10 +175,10 @@ def _causal_pattern(allowed: Tensor, rows: int, keys: int) -> Pattern | None:
         seen = int(allowed.sum(1).max())
         if torch.equal(allowed, (distance >= -shift) & (distance < seen - shift)):
             return Pattern(causal=True, shift=shift, window=seen)
-    return _around(allowed, distance)
+    return _window(allowed, distance)
 
 
-def _around(allowed: Tensor, distance: Tensor) -> Pattern | None:
+def _window(allowed: Tensor, distance: Tensor) -> Pattern | None:
     """A window to both sides of every row's own key."""
     seen = distance[allowed]
     before, behind = (int(seen.max()), -int(seen.min())) if seen.numel() else (-1, -1)
@@ -197,10 +197,10 @@ class Constants:
     recorded, so that the graph can be guarded.
     """
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, ctx: GraphContext) -> None:
+        self._context = ctx
         self._known: dict[fx.Node, Any] = {}
-        given = [x.device for x in scene.example_inputs if isinstance(x, Tensor) and not x.is_meta]
+        given = [x.device for x in ctx.example_inputs if isinstance(x, Tensor) and not x.is_meta]
         self._device = next((on for on in given if on.type == "cuda"), torch.device("cpu"))
         self.buffers: list[fx.Node] = []
 
@@ -221,12 +221,12 @@ class Constants:
         return self._known[node]
 
     def _computed(self, node: fx.Node) -> Any:
-        shape = self._scene.shape(node)
+        shape = self._context.shape(node)
         if shape is not None and _num(shape) > MAX_ELEMENTS[self._device.type]:
             raise _NotConstant
         if node.op == "placeholder":
             return self._buffer(node)
-        if node.op not in ("call_function", "call_method") or is_written(self._scene, node):
+        if node.op not in ("call_function", "call_method") or is_written(self._context, node):
             raise _NotConstant  # for example made empty and filled with lengths later, as in speech encoders
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         if name in _LIKES:
@@ -250,7 +250,7 @@ class Constants:
 
     def _like(self, node: fx.Node, name: str) -> Tensor:
         """A filled tensor with the shape and dtype of another."""
-        meant = self._scene.tensor(node)
+        meant = self._context.tensor(node)
         if meant is None or name == "new_tensor":
             raise _NotConstant
         rest = node.args[1:]
@@ -262,9 +262,9 @@ class Constants:
         return torch.full(tuple(meant.shape), fill, dtype=meant.dtype, device=self._device)
 
     def _buffer(self, node: fx.Node) -> Tensor:
-        real = self._scene.real(node)
+        real = self._context.real(node)
         is_buffer = "_buffers_" in str(node.target) and real is not None and not real.requires_grad
-        is_buffer = is_buffer and not is_written(self._scene, node)
+        is_buffer = is_buffer and not is_written(self._context, node)
         if not is_buffer or real is None:
             raise _NotConstant
         self.buffers.append(node)
@@ -282,12 +282,12 @@ def _num(shape: Sequence[int]) -> int:
     return total
 
 
-def watch(scene: Scene, buffers: Sequence[fx.Node]) -> None:
+def watch(ctx: GraphContext, buffers: Sequence[fx.Node]) -> None:
     """Guard the graph against writes to buffers that it relied on."""
     for node in dict.fromkeys(buffers):
-        index, real = scene.input_index(node), scene.real(node)
+        index, real = ctx.input_index(node), ctx.real(node)
         if index is not None and real is not None:
-            scene.watches.append(unchanged_since(index, real))
+            ctx.watches.append(unchanged_since(index, real))
 
 
 def unchanged_since(index: int, real: Tensor) -> Callable[[Sequence[Any]], bool]:

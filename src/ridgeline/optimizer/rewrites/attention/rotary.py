@@ -11,7 +11,7 @@ from torch import fx
 
 from ridgeline.kernels import rope
 from ridgeline.kernels.rope.op import ROPE
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call, cast_target
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite
 
@@ -39,18 +39,18 @@ class Turned:
     },
     needs_kernels=True,
 )
-def rotary(scene: Scene) -> list[Match]:
-    if scene.autocast:
+def rotary(ctx: GraphContext) -> list[Match]:
+    if ctx.autocast:
         return []
     waiting: dict[tuple[Any, ...], Turned] = {}
     found = []
-    for node in scene.nodes:
-        turn = turned(scene, node)
+    for node in ctx.nodes:
+        turn = turned(ctx, node)
         if turn is None:
             continue
-        key = (turn.cos, turn.sin, turn.interleaved, turn.sequence_dim, scene.dtype(turn.x))
+        key = (turn.cos, turn.sin, turn.interleaved, turn.sequence_dim, ctx.dtype(turn.x))
         first = waiting.pop(key, None)
-        match = None if first is None else _paired(scene, first, turn)
+        match = None if first is None else _paired(ctx, first, turn)
         if match is not None:
             found.append(match)
         else:
@@ -58,59 +58,59 @@ def rotary(scene: Scene) -> list[Match]:
     return found
 
 
-def _paired(scene: Scene, q: Turned, k: Turned) -> Match | None:
+def _paired(ctx: GraphContext, q: Turned, k: Turned) -> Match | None:
     """Rotate two tensors by one kernel, placed at the second: nothing may use the first before it."""
-    if any(scene.position(user) < scene.position(k.out) for user in q.out.users):
+    if any(ctx.position(user) < ctx.position(k.out) for user in q.out.users):
         return None
     leaves = (q.x, k.x, *k.table)
-    if q.table != k.table or not scene.unchanged(leaves, (*q.inside, *k.inside), k.out):
+    if q.table != k.table or not ctx.unchanged(leaves, (*q.inside, *k.inside), k.out):
         return None
-    if scene.training and any(scene.value(table).requires_grad for table in k.table):
-        scene.refuse(k.out, "the table asks for a gradient, which the kernel does not give")
+    if ctx.training and any(ctx.value(table).requires_grad for table in k.table):
+        ctx.refuse(k.out, "the table asks for a gradient, which the kernel does not give")
         return None
-    reason = ROPE.support(*(scene.value(node) for node in leaves), q.interleaved, q.sequence_dim)
+    reason = ROPE.support(*(ctx.value(node) for node in leaves), q.interleaved, q.sequence_dim)
     if reason is not None:
-        scene.refuse(k.out, reason)
+        ctx.refuse(k.out, reason)
         return None
     options = {"interleaved": q.interleaved, "sequence_dim": q.sequence_dim}
-    both = scene.emit(k.out, rope, q.x, k.x, *k.table, **options)
-    new_q, new_k = (scene.emit(k.out, operator.getitem, both, index) for index in (0, 1))
-    if not scene.alike_sizes(q.out, new_q) or not scene.alike_sizes(k.out, new_k):
-        scene.discard(new_q)
-        scene.discard(new_k)
+    both = ctx.emit(k.out, rope, q.x, k.x, *k.table, **options)
+    new_q, new_k = (ctx.emit(k.out, operator.getitem, both, index) for index in (0, 1))
+    if not ctx.same_shape(q.out, new_q) or not ctx.same_shape(k.out, new_k):
+        ctx.discard(new_q)
+        ctx.discard(new_k)
         return None
-    scene.relaid(q.out, new_q)
-    scene.relaid(k.out, new_k)
-    scene.discard(q.out)
-    scene.discard(k.out)
-    return scene.match(new_k, f"rotary embedding {tuple(scene.shape(q.x) or ())}")
+    ctx.replace_any_layout(q.out, new_q)
+    ctx.replace_any_layout(k.out, new_k)
+    ctx.discard(q.out)
+    ctx.discard(k.out)
+    return ctx.match(new_k, f"rotary embedding {tuple(ctx.shape(q.x) or ())}")
 
 
-def turned(scene: Scene, node: fx.Node) -> Turned | None:
+def turned(ctx: GraphContext, node: fx.Node) -> Turned | None:
     """Read a node as the last step of a rotary embedding."""
     total = call(node)
     if total is None or total.op != "add" or total.given.get("alpha") not in (None, 1):
         return None
     for straight, across in ((total["input"], total["other"]), (total["other"], total["input"])):
-        found = _turned_as(scene, node, call(straight), call(across))
+        found = _turned_as(ctx, node, call(straight), call(across))
         if found is not None:
             return found
     return None
 
 
-def _turned_as(scene: Scene, node: fx.Node, straight: Call | None, across: Call | None) -> Turned | None:
+def _turned_as(ctx: GraphContext, node: fx.Node, straight: Call | None, across: Call | None) -> Turned | None:
     if straight is None or across is None or straight.op != "mul" or across.op != "mul":
         return None
     for x, cos in ((straight["input"], straight["other"]), (straight["other"], straight["input"])):
         for turn, sin in ((across["input"], across["other"]), (across["other"], across["input"])):
-            kind = _rotation(scene, turn, x)
+            kind = _rotation(ctx, turn, x)
             if kind is None or not isinstance(cos, fx.Node) or not isinstance(sin, fx.Node):
                 continue
-            tables = _table(scene, cos, kind), _table(scene, sin, kind)
+            tables = _table(ctx, cos, kind), _table(ctx, sin, kind)
             if tables[0] is None or tables[1] is None or tables[0][1] != tables[1][1]:
                 continue
-            bare = _bare(scene, x)
-            out = node if scene.dtype(node) is scene.dtype(bare) else _narrowed(scene, node, bare)
+            bare = _bare(ctx, x)
+            out = node if ctx.dtype(node) is ctx.dtype(bare) else _narrowed(ctx, node, bare)
             if out is None:
                 continue
             inside = (straight.node, across.node, turn, node)
@@ -119,34 +119,34 @@ def _turned_as(scene: Scene, node: fx.Node, straight: Call | None, across: Call 
     return None
 
 
-def _bare(scene: Scene, node: Any) -> Any:
+def _bare(ctx: GraphContext, node: Any) -> Any:
     """A node before a cast to float32, in which the kernel computes anyway."""
     read = call(node)
     if read is None or cast_target(read) is not torch.float32 or not isinstance(read["input"], fx.Node):
         return node
-    return read["input"] if scene.dtype(read["input"]) in (torch.bfloat16, torch.float16) else node
+    return read["input"] if ctx.dtype(read["input"]) in (torch.bfloat16, torch.float16) else node
 
 
-def _narrowed(scene: Scene, node: fx.Node, like: fx.Node) -> fx.Node | None:
+def _narrowed(ctx: GraphContext, node: fx.Node, like: fx.Node) -> fx.Node | None:
     """The only user of a float32 sum, if it rounds it to the dtype of the input."""
     users = list(node.users)
     read = call(users[0]) if len(users) == 1 else None
-    if read is None or read.given.get("input") is not node or scene.dtype(users[0]) is not scene.dtype(like):
+    if read is None or read.given.get("input") is not node or ctx.dtype(users[0]) is not ctx.dtype(like):
         return None
-    return users[0] if cast_target(read) is scene.dtype(like) else None
+    return users[0] if cast_target(read) is ctx.dtype(like) else None
 
 
-def _rotation(scene: Scene, node: Any, x: Any) -> bool | None:
+def _rotation(ctx: GraphContext, node: Any, x: Any) -> bool | None:
     """Whether a node rotates x by a right angle: True for pairs, False for halves, None for neither."""
-    shape = scene.shape(x)
+    shape = ctx.shape(x)
     if shape is None or len(shape) != 4:
         return None
-    if _halves_turned(scene, node, x, shape[-1]):
+    if _halves_rotated(ctx, node, x, shape[-1]):
         return False
-    return True if _neighbors_turned(scene, node, x, shape[-1]) else None
+    return True if _pairs_rotated(ctx, node, x, shape[-1]) else None
 
 
-def _halves_turned(scene: Scene, node: Any, x: fx.Node, width: int) -> bool:
+def _halves_rotated(ctx: GraphContext, node: Any, x: fx.Node, width: int) -> bool:
     """cat(-x[half:], x[:half])."""
     read = call(node)
     if read is None or read.op != "cat" or read.get("dim", 0) not in (-1, 3) or len(read["tensors"]) != 2:
@@ -155,17 +155,17 @@ def _halves_turned(scene: Scene, node: Any, x: fx.Node, width: int) -> bool:
     if negated is None or negated.op != "neg":
         return False
     half = width // 2
-    return _range_of(scene, negated["input"], x) == (half, width, 1) and _range_of(scene, read["tensors"][1], x) == (
+    return _range_of(ctx, negated["input"], x) == (half, width, 1) and _range_of(ctx, read["tensors"][1], x) == (
         0,
         half,
         1,
     )
 
 
-def _neighbors_turned(scene: Scene, node: Any, x: fx.Node, width: int) -> bool:
+def _pairs_rotated(ctx: GraphContext, node: Any, x: fx.Node, width: int) -> bool:
     """stack(-x[1::2], x[0::2]) along a new last dim, flattened into the last."""
     read = call(node)
-    if read is None or read.op not in ("flatten", "reshape", "view") or scene.shape(node) != scene.shape(x):
+    if read is None or read.op not in ("flatten", "reshape", "view") or ctx.shape(node) != ctx.shape(x):
         return False
     stacked = call(read["input"])
     if stacked is None or stacked.op != "stack" or stacked.get("dim", 0) not in (-1, 4) or len(stacked["tensors"]) != 2:
@@ -173,18 +173,18 @@ def _neighbors_turned(scene: Scene, node: Any, x: fx.Node, width: int) -> bool:
     negated = call(stacked["tensors"][0])
     if negated is None or negated.op != "neg":
         return False
-    odd, even = _range_of(scene, negated["input"], x), _range_of(scene, stacked["tensors"][1], x)
+    odd, even = _range_of(ctx, negated["input"], x), _range_of(ctx, stacked["tensors"][1], x)
     return odd == (1, width, 2) and even == (0, width, 2)
 
 
-def _range_of(scene: Scene, node: Any, x: fx.Node) -> tuple[int, int, int] | None:
+def _range_of(ctx: GraphContext, node: Any, x: fx.Node) -> tuple[int, int, int] | None:
     """The (start, stop, step) of a slice of the last dim of x."""
     read = call(node)
-    width = (scene.shape(x) or (0,))[-1]
+    width = (ctx.shape(x) or (0,))[-1]
     if read is None or read.op != "getitem":
         return None
-    bare = _bare(scene, x)
-    if _bare(scene, read["input"]) is bare:
+    bare = _bare(ctx, x)
+    if _bare(ctx, read["input"]) is bare:
         index = read["index"] if isinstance(read["index"], tuple) else (read["index"],)
         rest, last = index[:-1], index[-1]
         full = len(index) == 4 or (index and index[0] is Ellipsis)
@@ -195,7 +195,7 @@ def _range_of(scene: Scene, node: Any, x: fx.Node) -> tuple[int, int, int] | Non
     if (
         parts is None
         or parts.op not in ("chunk", "split")
-        or _bare(scene, parts["input"]) is not bare
+        or _bare(ctx, parts["input"]) is not bare
         or parts.get("dim", 0) not in (-1, 3)
     ):
         return None
@@ -208,12 +208,12 @@ def _range_of(scene: Scene, node: Any, x: fx.Node) -> tuple[int, int, int] | Non
     return (start, min(start + size, width), 1)
 
 
-def _table(scene: Scene, node: fx.Node, interleaved: bool) -> tuple[fx.Node, int] | None:
+def _table(ctx: GraphContext, node: fx.Node, interleaved: bool) -> tuple[fx.Node, int] | None:
     """The table behind a factor, [S, W] or [B, S, W], and the position of the inserted heads dim.
 
     The kernel reads each angle once, so a table with repeated angles must be recognized as such.
     """
-    shape = scene.shape(node)
+    shape = ctx.shape(node)
     read = call(node)
     if shape is None or len(shape) != 4 or read is None:
         return None
@@ -221,7 +221,7 @@ def _table(scene: Scene, node: fx.Node, interleaved: bool) -> tuple[fx.Node, int
     if dim not in (1, 2) or shape[dim] != 1:
         return None
     inner = read["input"]
-    if not isinstance(inner, fx.Node) or len(scene.shape(inner) or ()) != 3:
+    if not isinstance(inner, fx.Node) or len(ctx.shape(inner) or ()) != 3:
         return None
     if interleaved:
         half = _before_repeat(inner)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.optimizer.rewrites.attention.backends import Attention, attention_call
-from ridgeline.optimizer.rewrites.context import Scene, is_written
+from ridgeline.optimizer.rewrites.context import GraphContext, is_written
 from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 
 
@@ -16,26 +16,26 @@ from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
     worth=Worth(eager=2.0, compiled=1.5, basis="T5-large: 17 of 33 ms are unfused attention in float32 for this alone"),
     exact="rounding",
 )
-def attention_bias(scene: Scene) -> list[Match]:
-    if scene.training:
+def attention_bias(ctx: GraphContext) -> list[Match]:
+    if ctx.training:
         return []
     made: dict[fx.Node, fx.Node] = {}
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = attention_call(node)
-        if read is None or read.mask is None or not _lies_across(scene, read) or is_written(scene, read.mask):
+        if read is None or read.mask is None or not _is_transposed(ctx, read) or is_written(ctx, read.mask):
             continue
         if read.mask not in made:  # layers share a bias: one copy before its first reader
-            made[read.mask] = scene.emit(node, along, read.mask)
+            made[read.mask] = ctx.emit(node, along, read.mask)
         node.replace_input_with(read.mask, made[read.mask])
-        found.append(scene.match(node, f"bias {tuple(scene.shape(read.mask) or ())}"))
+        found.append(ctx.match(node, f"bias {tuple(ctx.shape(read.mask) or ())}"))
     return found
 
 
-def _lies_across(scene: Scene, read: Attention) -> bool:
+def _is_transposed(ctx: GraphContext, read: Attention) -> bool:
     """Whether a bias is not contiguous along its rows, which no fused kernel of PyTorch reads."""
-    bias = scene.tensor(read.mask)
-    if bias is None or not bias.is_floating_point() or scene.shape(read.mask) is None:
+    bias = ctx.tensor(read.mask)
+    if bias is None or not bias.is_floating_point() or ctx.shape(read.mask) is None:
         return False
     return bias.shape[-1] > 1 and bias.stride(-1) not in (0, 1)
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from ridgeline.engine.autotune import Contest
 from ridgeline.kernels.short_attention.op import MOST_DIM, MOST_KEYS, NARROW, SHORT_ATTENTION, VECTOR, short_attention
 from ridgeline.optimizer.rewrites.attention.backends import Attention, attention_call
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
 CONTEST = Contest()
@@ -68,28 +68,28 @@ def plain_bias(q: Tensor, heads: int, rows: int, keys: int, causal: bool) -> Ten
     worth=Worth(eager=1.2, compiled=1.2, basis="a tile of 128 rows for 16 or 40; raced when first run"),
     needs_kernels=True,
 )
-def short_attentions(scene: Scene) -> list[Match]:
-    if scene.autocast:
+def short_attentions(ctx: GraphContext) -> list[Match]:
+    if ctx.autocast:
         return []
-    found = [_put(scene, read) for node in scene.nodes if (read := attention_call(node)) is not None]
+    found = [_put(ctx, read) for node in ctx.nodes if (read := attention_call(node)) is not None]
     return [match for match in found if match is not None]
 
 
-def _put(scene: Scene, read: Attention) -> Match | None:
-    q, k, v = (scene.tensor(each) for each in (read.query, read.key, read.value))
+def _put(ctx: GraphContext, read: Attention) -> Match | None:
+    q, k, v = (ctx.tensor(each) for each in (read.query, read.key, read.value))
     if read.mask is not None or read.dropout_p or read.enable_gqa or q is None or k is None or v is None:
         return None
-    if None in map(scene.shape, (read.query, read.key, read.value)) or not _fits(q, k, v, read.is_causal):
+    if None in map(ctx.shape, (read.query, read.key, read.value)) or not _fits(q, k, v, read.is_causal):
         return None
     scale = q.shape[3] ** -0.5 if read.scale is None else read.scale
-    bias = _shared_bias(scene, read, (q.shape[1], q.shape[2], k.shape[2]))
-    new = scene.emit(read.node, short, read.query, read.key, read.value, bias, read.is_causal, scale)
-    if not scene.alike_sizes(read.node, new):
-        scene.discard(new)
+    bias = _shared_bias(ctx, read, (q.shape[1], q.shape[2], k.shape[2]))
+    new = ctx.emit(read.node, short, read.query, read.key, read.value, bias, read.is_causal, scale)
+    if not ctx.same_shape(read.node, new):
+        ctx.discard(new)
         return None
-    scene.relaid(read.node, new)
-    scene.discard(read.node)
-    return scene.match(new, f"attention {tuple(q.shape)}{' causal' if read.is_causal else ''}")
+    ctx.replace_any_layout(read.node, new)
+    ctx.discard(read.node)
+    return ctx.match(new, f"attention {tuple(q.shape)}{' causal' if read.is_causal else ''}")
 
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
@@ -103,9 +103,9 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
     return few and q.shape[0] * q.shape[1] >= 512 and min(q.shape[2], k.shape[2]) > 1
 
 
-def _shared_bias(scene: Scene, read: Attention, sizes: tuple[int, int, int]) -> fx.Node:
+def _shared_bias(ctx: GraphContext, read: Attention, sizes: tuple[int, int, int]) -> fx.Node:
     """The bias equivalent to the call's causality, made once for all layers."""
-    key = ("plain bias", sizes, read.is_causal, scene.dtype(read.query))
-    if key not in scene.notes or scene.notes[key]._erased:
-        scene.notes[key] = scene.emit(read.node, plain_bias, read.query, *sizes, read.is_causal)
-    return scene.notes[key]
+    key = ("plain bias", sizes, read.is_causal, ctx.dtype(read.query))
+    if key not in ctx.notes or ctx.notes[key]._erased:
+        ctx.notes[key] = ctx.emit(read.node, plain_bias, read.query, *sizes, read.is_causal)
+    return ctx.notes[key]

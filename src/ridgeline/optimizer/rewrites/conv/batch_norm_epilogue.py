@@ -25,7 +25,7 @@ from ridgeline.kernels.grouped_conv.op import GROUPED_CONVOLUTION
 from ridgeline.kernels.linear_epilogue import config
 from ridgeline.kernels.linear_epilogue.op import DENSE, NARROW, VECTOR, finished, planned, tiled
 from ridgeline.kernels.linear_epilogue.reference import finish
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.conv.read import Ints, settings_of
 from ridgeline.optimizer.rewrites.conv.stem import MOST_CHANNELS, is_stem, stem, stems
 from ridgeline.optimizer.rewrites.op_names import Call, call
@@ -207,8 +207,8 @@ class Chain:
     worth=Worth(eager=1.5, compiled=1.2, basis="ResNet-50 5.4 → 4.4 ms with its stem, H200; raced when first run"),
     needs_kernels=True,
 )
-def pointwise(scene: Scene) -> list[Match]:
-    return _ended_all(scene, "pointwise")
+def pointwise(ctx: GraphContext) -> list[Match]:
+    return _ended_all(ctx, "pointwise")
 
 
 @rewrite(
@@ -219,8 +219,8 @@ def pointwise(scene: Scene) -> list[Match]:
     needs_kernels=True,
     exact="reordered",
 )
-def depthwise(scene: Scene) -> list[Match]:
-    return _ended_all(scene, "depthwise")
+def depthwise(ctx: GraphContext) -> list[Match]:
+    return _ended_all(ctx, "depthwise")
 
 
 @rewrite(
@@ -231,8 +231,8 @@ def depthwise(scene: Scene) -> list[Match]:
     needs_kernels=True,
     exact="reordered",
 )
-def grouped(scene: Scene) -> list[Match]:
-    return _ended_all(scene, "grouped")
+def grouped(ctx: GraphContext) -> list[Match]:
+    return _ended_all(ctx, "grouped")
 
 
 @rewrite(
@@ -242,27 +242,27 @@ def grouped(scene: Scene) -> list[Match]:
     worth=Worth(eager=1.3, compiled=0.98, basis="one pass instead of three; compilers fuse them too"),
     needs_kernels=True,
 )
-def convolution_end(scene: Scene) -> list[Match]:
-    return _ended_all(scene, "other")
+def convolution_end(ctx: GraphContext) -> list[Match]:
+    return _ended_all(ctx, "other")
 
 
-def _ended_all(scene: Scene, kind: str) -> list[Match]:
-    if scene.autocast:
+def _ended_all(ctx: GraphContext, kind: str) -> list[Match]:
+    if ctx.autocast:
         return []
-    found = [_put(scene, read, kind) for node in scene.nodes if (read := call(node)) and read.op == "conv2d"]
+    found = [_put(ctx, read, kind) for node in ctx.nodes if (read := call(node)) and read.op == "conv2d"]
     return [match for match in found if match is not None]
 
 
-def _put(scene: Scene, layer: Call, kind: str) -> Match | None:
+def _put(ctx: GraphContext, layer: Call, kind: str) -> Match | None:
     settings = settings_of(layer)
-    if settings is None or not _fits(scene, layer):
+    if settings is None or not _fits(ctx, layer):
         return None
     stride, padding, dilation, _, groups, _ = settings
-    weight = scene.tensor(layer["weight"])
+    weight = ctx.tensor(layer["weight"])
     if weight is None or _kind(weight, stride, padding, dilation, groups) != kind:
         return None
     own = kind in ("depthwise", "grouped")
-    chain = _chain(scene, layer, sums=not own)
+    chain = _chain(ctx, layer, sums=not own)
     if chain.last is layer.node and not own:
         return None
     norm = (None, None, None, None, 1e-5) if chain.norm is None else (
@@ -270,15 +270,15 @@ def _put(scene: Scene, layer: Call, kind: str) -> Match | None:
         float(chain.norm.get("eps", 1e-5)),
     )  # fmt: skip
     leaves = (layer["input"], layer["weight"], layer.get("bias"), chain.added, *norm[:4])
-    if not scene.unchanged(leaves, chain.inside, chain.last):
+    if not ctx.unchanged(leaves, chain.inside, chain.last):
         return None
-    new = scene.emit(chain.last, ended_convolution, *leaves, norm[4], chain.activation, stride, padding, dilation,
+    new = ctx.emit(chain.last, ended_convolution, *leaves, norm[4], chain.activation, stride, padding, dilation,
                      groups)  # fmt: skip
-    if not scene.replace(chain.last, new):
+    if not ctx.replace(chain.last, new):
         return None
-    scene.discard(chain.last)
+    ctx.discard(chain.last)
     what = ", ".join(name for name, there in (("norm", chain.norm), ("sum", chain.added)) if there is not None)
-    return scene.match(new, f"{tuple(weight.shape)} with {what}{' and ' if what else ''}{chain.activation}")
+    return ctx.match(new, f"{tuple(weight.shape)} with {what}{' and ' if what else ''}{chain.activation}")
 
 
 def _kind(weight: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> str:
@@ -289,10 +289,10 @@ def _kind(weight: Tensor, stride: Ints, padding: Ints, dilation: Ints, groups: i
     return "depthwise" if is_depthwise(weight, stride, dilation, groups) else "other"
 
 
-def _fits(scene: Scene, layer: Call) -> bool:
+def _fits(ctx: GraphContext, layer: Call) -> bool:
     """Large 16-bit channels-last images with aligned channels."""
-    x, weight, out = (scene.tensor(each) for each in (layer["input"], layer["weight"], layer.node))
-    if x is None or weight is None or out is None or x.dim() != 4 or scene.shape(layer.node) is None:
+    x, weight, out = (ctx.tensor(each) for each in (layer["input"], layer["weight"], layer.node))
+    if x is None or weight is None or out is None or x.dim() != 4 or ctx.shape(layer.node) is None:
         return False
     bias = layer.get("bias")
     last = torch.channels_last
@@ -303,13 +303,13 @@ def _fits(scene: Scene, layer: Call) -> bool:
     return fits and x.dtype in NARROW and weight.dtype == x.dtype and (bias is None or isinstance(bias, fx.Node))
 
 
-def _chain(scene: Scene, layer: Call, *, sums: bool) -> Chain:
+def _chain(ctx: GraphContext, layer: Call, *, sums: bool) -> Chain:
     """The ops after a convolution without other users: a norm, a sum (if ``sums``) and an activation, in this order."""
     chain = Chain(layer.node, [layer.node])
     while len(chain.last.users) == 1:
         (user,) = chain.last.users
         read = call(user)
-        if read is None or (read.op == "add" and not sums) or not _taken(scene, chain, read):
+        if read is None or (read.op == "add" and not sums) or not _taken(ctx, chain, read):
             break
         chain.last = user
         chain.inside.append(user)
@@ -318,14 +318,14 @@ def _chain(scene: Scene, layer: Call, *, sums: bool) -> Chain:
     return chain
 
 
-def _taken(scene: Scene, chain: Chain, read: Call) -> bool:
+def _taken(ctx: GraphContext, chain: Chain, read: Call) -> bool:
     if read.op == "batch_norm" and chain.norm is None and chain.added is None:
-        fits = read["input"] is chain.last and _is_settled(scene, read)
+        fits = read["input"] is chain.last and _is_settled(ctx, read)
         chain.norm = read if fits else None
         return fits
     if read.op == "add" and chain.added is None and read.given.get("alpha") in (None, 1):
         other = read["other"] if read["input"] is chain.last else read["input"]
-        if other is chain.last or not _alike(scene, chain.last, other):
+        if other is chain.last or not _alike(ctx, chain.last, other):
             return False
         chain.added = other
         return True
@@ -336,11 +336,11 @@ def _taken(scene: Scene, chain: Chain, read: Call) -> bool:
     return True
 
 
-def _is_settled(scene: Scene, norm: Call) -> bool:
+def _is_settled(ctx: GraphContext, norm: Call) -> bool:
     """Whether a batch norm is in evaluation mode, with all its arguments in the graph."""
     stats = norm.get("running_mean"), norm.get("running_var")
     given = (*stats, norm.get("weight"), norm.get("bias"))
-    plain = all(each is None or _is_dense(scene.tensor(each)) for each in given)
+    plain = all(each is None or _is_dense(ctx.tensor(each)) for each in given)
     return norm.get("training", False) is False and None not in stats and plain
 
 
@@ -348,8 +348,8 @@ def _is_dense(vector: Tensor | None) -> bool:
     return vector is not None and vector.dim() == 1 and vector.stride(0) == 1
 
 
-def _alike(scene: Scene, a: fx.Node, b: Any) -> bool:
-    x, y = scene.tensor(a), scene.tensor(b)
+def _alike(ctx: GraphContext, a: fx.Node, b: Any) -> bool:
+    x, y = ctx.tensor(a), ctx.tensor(b)
     return x is not None and y is not None and x.shape == y.shape and x.dtype == y.dtype and (
         y.is_contiguous(memory_format=torch.channels_last)
     )  # fmt: skip

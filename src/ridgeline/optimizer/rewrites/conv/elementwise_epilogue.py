@@ -22,7 +22,7 @@ from ridgeline.kernels.convolution.op import CONVOLUTION, MEAN, SOFTMAX, Sizes, 
 from ridgeline.kernels.convolution.reference import convolved
 from ridgeline.kernels.convolution.reference import forward as meant
 from ridgeline.kernels.tensorfloat import convolutions_round
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.conv.read import (
     CONVOLUTIONS,
     MOST_KINDS,
@@ -264,59 +264,59 @@ def _(
     worth=Worth(eager=1.5, compiled=1.3, basis="copies between layouts and a pass less; the faster is taken by a race"),
     needs_kernels=True,
 )
-def convolution_chain(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast or not convolutions_round() or not torch.backends.cudnn.enabled:
+def convolution_chain(ctx: GraphContext) -> list[Match]:
+    if ctx.training or ctx.autocast or not convolutions_round() or not torch.backends.cudnn.enabled:
         return []
-    every = convolutions(scene)
-    if num_kinds(scene, every) > MOST_KINDS:
+    every = convolutions(ctx)
+    if num_kinds(ctx, every) > MOST_KINDS:
         return []
     nodes = [read.node for read in every]  # read again one by one: their inputs may have been replaced
-    layers = (read for node in nodes if (read := _layer(scene, node)) is not None)
-    return [match for read in layers if (match := _put(scene, read)) is not None]
+    layers = (read for node in nodes if (read := _layer(ctx, node)) is not None)
+    return [match for read in layers if (match := _put(ctx, read)) is not None]
 
 
-def _layer(scene: Scene, node: fx.Node) -> Call | None:
+def _layer(ctx: GraphContext, node: fx.Node) -> Call | None:
     """A convolution of contiguous float32 images, large enough to matter."""
     read = call(node)
     if read is None or read.op not in CONVOLUTIONS or not isinstance(read["weight"], fx.Node):
         return None
-    x, out = scene.tensor(read["input"]), scene.tensor(node)
-    if x is None or out is None or scene.shape(node) is None or x.dim() != CONVOLUTIONS[read.op] + 2:
+    x, out = ctx.tensor(read["input"]), ctx.tensor(node)
+    if x is None or out is None or ctx.shape(node) is None or x.dim() != CONVOLUTIONS[read.op] + 2:
         return None
     plain = x.is_contiguous() and out.is_contiguous() and out.numel() >= LEAST_ELEMENTS
     return read if plain and x.dtype == torch.float32 else None
 
 
-def _put(scene: Scene, read: Call) -> Match | None:
+def _put(ctx: GraphContext, read: Call) -> Match | None:
     settings = settings_of(read)
     if settings is None:
         return None
-    last, words, vectors = chain_behind(scene, read.node)
-    last, pool, kept = pool_behind(scene, last, settings)
+    last, words, vectors = chain_behind(ctx, read.node)
+    last, pool, kept = pool_behind(ctx, last, settings)
     chain = " ".join(words) + (f"|{pool}" if pool else "")
     if pool == SOFTMAX:
-        last, words, vectors = chain_behind(scene, last, vectors)
+        last, words, vectors = chain_behind(ctx, last, vectors)
         chain += f"|{' '.join(words)}" if words else ""
     leaves = (read["input"], read["weight"], read.get("bias"))
-    values = [scene.value(leaf) for leaf in leaves]
-    like = None if not vectors else values[1].new_empty(len(vectors), _num_channels(scene, read))
+    values = [ctx.value(leaf) for leaf in leaves]
+    like = None if not vectors else values[1].new_empty(len(vectors), _num_channels(ctx, read))
     if CONVOLUTION.support(*values, like, *settings, chain) is not None:
         return None
     inside = _between(read.node, last)
-    if not scene.unchanged((*leaves, *vectors), inside, last):
+    if not ctx.unchanged((*leaves, *vectors), inside, last):
         return None
-    stacked = _stacked(scene, last, vectors, _num_channels(scene, read))
-    new = scene.emit(last, chained_convolution, *leaves, stacked, *settings, chain)
+    stacked = _stacked(ctx, last, vectors, _num_channels(ctx, read))
+    new = ctx.emit(last, chained_convolution, *leaves, stacked, *settings, chain)
     gone = list(range(2, values[0].dim())) if pool == MEAN else [1]
-    new = new if kept else scene.emit(last, torch.squeeze, new, gone)
-    if not scene.replace(last, new):
+    new = new if kept else ctx.emit(last, torch.squeeze, new, gone)
+    if not ctx.replace(last, new):
         return None
-    scene.discard(last)
-    return scene.match(new, f"{read.op} {tuple(values[0].shape)}{f', {chain}' if chain else ''}")
+    ctx.discard(last)
+    return ctx.match(new, f"{read.op} {tuple(values[0].shape)}{f', {chain}' if chain else ''}")
 
 
-def _num_channels(scene: Scene, read: Call) -> int:
-    return (scene.shape(read.node) or (0, 0))[1]
+def _num_channels(ctx: GraphContext, read: Call) -> int:
+    return (ctx.shape(read.node) or (0, 0))[1]
 
 
 def _between(first: fx.Node, last: fx.Node) -> tuple[fx.Node, ...]:
@@ -347,8 +347,8 @@ def _reaches(node: fx.Node, first: fx.Node) -> bool:
     return False
 
 
-def _stacked(scene: Scene, before: fx.Node, vectors: tuple[fx.Node, ...], channels: int) -> fx.Node | None:
-    return scene.emit(before, stacked_vectors, list(vectors), channels) if vectors else None
+def _stacked(ctx: GraphContext, before: fx.Node, vectors: tuple[fx.Node, ...], channels: int) -> fx.Node | None:
+    return ctx.emit(before, stacked_vectors, list(vectors), channels) if vectors else None
 
 
 def stacked_vectors(vectors: list[Tensor], channels: int) -> Tensor:
@@ -362,26 +362,26 @@ def stacked_vectors(vectors: list[Tensor], channels: int) -> Tensor:
 
 
 def chain_behind(
-    scene: Scene, node: fx.Node, before: tuple[fx.Node, ...] = ()
+    ctx: GraphContext, node: fx.Node, before: tuple[fx.Node, ...] = ()
 ) -> tuple[fx.Node, list[str], tuple[fx.Node, ...]]:
     """(last node, links, vectors) of the longest chain of elementwise ops after a convolution; vectors are numbered
     after those in ``before``."""
     words: list[str] = []
     vectors: list[fx.Node] = list(before)
     while True:
-        found = _gated(node) or _single(scene, node, vectors)
-        if found is None or scene.shape(found[0]) != scene.shape(node) or scene.dtype(found[0]) != torch.float32:
+        found = _gated(node) or _single(ctx, node, vectors)
+        if found is None or ctx.shape(found[0]) != ctx.shape(node) or ctx.dtype(found[0]) != torch.float32:
             return node, words, tuple(vectors)
         following, links = found
-        if not scene.tensor(following).is_contiguous():  # type: ignore[union-attr]
+        if not ctx.tensor(following).is_contiguous():  # type: ignore[union-attr]
             return node, words, tuple(vectors)
         node = following
         words += links
 
 
-def pool_behind(scene: Scene, node: fx.Node, settings: Settings) -> tuple[fx.Node, str, bool]:
+def pool_behind(ctx: GraphContext, node: fx.Node, settings: Settings) -> tuple[fx.Node, str, bool]:
     """(last node, pool, keepdim) if a chain ends in a reduction over all channels or all pixels."""
-    nothing, shape = (node, "", True), scene.shape(node) or ()
+    nothing, shape = (node, "", True), ctx.shape(node) or ()
     users = list(node.users)
     read = call(users[0]) if len(users) == 1 else None
     if read is None or read.given.get("input") is not node or settings[4] != 1:
@@ -412,7 +412,7 @@ def _averages(read: Call, dims: tuple[Any, ...], num: int) -> bool:
 _PLAIN = {name: name for name in ("relu", "sigmoid", "tanh", "silu", "mish", "hardswish", "hardsigmoid")}
 
 
-def _single(scene: Scene, node: fx.Node, vectors: list[fx.Node]) -> tuple[fx.Node, list[str]] | None:
+def _single(ctx: GraphContext, node: fx.Node, vectors: list[fx.Node]) -> tuple[fx.Node, list[str]] | None:
     """The only user of a node as links."""
     if len(node.users) != 1:
         return None
@@ -420,7 +420,7 @@ def _single(scene: Scene, node: fx.Node, vectors: list[fx.Node]) -> tuple[fx.Nod
     read = call(user)
     if read is None:
         return None
-    links = _function(read, node) or _bounded(read, node) or _arithmetic(scene, read, node, vectors)
+    links = _function(read, node) or _bounded(read, node) or _arithmetic(ctx, read, node, vectors)
     return None if links is None else (user, links)
 
 
@@ -472,7 +472,7 @@ def _bounds(low: Any, high: Any) -> list[str] | None:
     return found or None
 
 
-def _arithmetic(scene: Scene, read: Call, node: fx.Node, vectors: list[fx.Node]) -> list[str] | None:
+def _arithmetic(ctx: GraphContext, read: Call, node: fx.Node, vectors: list[fx.Node]) -> list[str] | None:
     """A sum, difference, product or quotient with a number or with one number per channel."""
     if read.op not in ("add", "sub", "mul", "div") or read.given.get("rounding_mode") or read.given.get("alpha"):
         return None
@@ -485,17 +485,17 @@ def _arithmetic(scene: Scene, read: Call, node: fx.Node, vectors: list[fx.Node])
     number = _number(other)
     if number is not None:
         return _with_number(read.op, number)
-    if not isinstance(other, fx.Node) or not _is_channelwise(scene, other, node) or read.op in ("sub", "div"):
-        return _negated(scene, read, other, node, vectors)
+    if not isinstance(other, fx.Node) or not _is_channelwise(ctx, other, node) or read.op in ("sub", "div"):
+        return _negated(ctx, read, other, node, vectors)
     vectors.append(other)
     return [f"{'shifts' if read.op == 'add' else 'scales'}@{len(vectors) - 1}"]
 
 
-def _negated(scene: Scene, read: Call, other: Any, node: fx.Node, vectors: list[fx.Node]) -> list[str] | None:
+def _negated(ctx: GraphContext, read: Call, other: Any, node: fx.Node, vectors: list[fx.Node]) -> list[str] | None:
     """A difference as a sum with the negated vector, which is added to the graph."""
-    if read.op != "sub" or not isinstance(other, fx.Node) or not _is_channelwise(scene, other, node):
+    if read.op != "sub" or not isinstance(other, fx.Node) or not _is_channelwise(ctx, other, node):
         return None
-    vectors.append(scene.emit(read.node, torch.neg, other))
+    vectors.append(ctx.emit(read.node, torch.neg, other))
     return [f"shifts@{len(vectors) - 1}"]
 
 
@@ -507,12 +507,12 @@ def _with_number(op: str, number: float) -> list[str] | None:
     return [f"shift={number if op == 'add' else -number!r}"]
 
 
-def _is_channelwise(scene: Scene, other: fx.Node, node: fx.Node) -> bool:
+def _is_channelwise(ctx: GraphContext, other: fx.Node, node: fx.Node) -> bool:
     """Whether a float32 tensor has one element, or one per channel that broadcasts over batch and pixels."""
-    shape, sizes = scene.shape(other), scene.shape(node)
-    if shape is None or sizes is None or scene.dtype(other) != torch.float32:
+    shape, sizes = ctx.shape(other), ctx.shape(node)
+    if shape is None or sizes is None or ctx.dtype(other) != torch.float32:
         return False
-    x, y = scene.tensor(other), scene.tensor(node)
+    x, y = ctx.tensor(other), ctx.tensor(node)
     if x is None or y is None or x.device != y.device:  # a number on the host
         return False
     full = (1,) * (len(sizes) - len(shape)) + shape

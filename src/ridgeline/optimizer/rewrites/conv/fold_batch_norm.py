@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -27,45 +27,45 @@ _CHANNEL_DIM = {"linear": 0, "conv1d": 0, "conv2d": 0, "conv3d": 0, "conv_transp
     worth=Worth(eager=1.0, compiled=1.0, basis="pays with conv-activation only: compilers fuse the pass it saves"),
     exact="rounding",
 )
-def fold_norm(scene: Scene) -> list[Match]:
+def fold_norm(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
-        match = None if read is None or read.op != "batch_norm" or scene.autocast else _folded(scene, read)
+        match = None if read is None or read.op != "batch_norm" or ctx.autocast else _image_bias(ctx, read)
         if match is not None:
             found.append(match)
     return found
 
 
-def _folded(scene: Scene, norm: Call) -> Match | None:
+def _image_bias(ctx: GraphContext, norm: Call) -> Match | None:
     if norm.get("training", False) is not False or norm.get("running_mean") is None or norm.get("running_var") is None:
         return None
     layer = call(norm["input"])
-    if layer is None or not _is_foldable(scene, layer):
+    if layer is None or not _is_foldable(ctx, layer):
         return None
     names = ("running_mean", "running_var", "weight", "bias")
     sources = (layer["weight"], layer.get("bias"), *(norm.get(name) for name in names))
-    if not scene.unchanged((layer["input"], *sources), (layer.node,), norm.node):
+    if not ctx.unchanged((layer["input"], *sources), (layer.node,), norm.node):
         return None
-    both = scene.emit(norm.node, folded, *sources, norm.get("eps", 1e-5), _CHANNEL_DIM[layer.op])
-    weight, bias = (scene.emit(norm.node, operator.getitem, both, index) for index in (0, 1))
+    both = ctx.emit(norm.node, folded, *sources, norm.get("eps", 1e-5), _CHANNEL_DIM[layer.op])
+    weight, bias = (ctx.emit(norm.node, operator.getitem, both, index) for index in (0, 1))
     kwargs = {name: value for name, value in layer.given.items() if name not in ("input", "weight", "bias")}
-    new = scene.emit(norm.node, layer.node.target, layer["input"], weight, bias, **kwargs)  # type: ignore[arg-type]
-    if not scene.alike(norm.node, new):
-        scene.discard(new)
+    new = ctx.emit(norm.node, layer.node.target, layer["input"], weight, bias, **kwargs)  # type: ignore[arg-type]
+    if not ctx.alike(norm.node, new):
+        ctx.discard(new)
         return None
     norm.node.replace_all_uses_with(new)
-    scene.discard(norm.node)
-    return scene.match(new, f"batch norm folded into {layer.op}")
+    ctx.discard(norm.node)
+    return ctx.match(new, f"batch norm folded into {layer.op}")
 
 
-def _is_foldable(scene: Scene, layer: Call) -> bool:
+def _is_foldable(ctx: GraphContext, layer: Call) -> bool:
     """A layer whose output only the norm reads, with the norm's channels."""
     if layer.op not in _CHANNEL_DIM or len(layer.node.users) != 1 or not isinstance(layer["weight"], fx.Node):
         return False
     if layer.op == "conv_transpose2d" and layer.get("groups", 1) != 1:
         return False
-    return layer.op != "linear" or len(scene.shape(layer.node) or ()) == 2  # batch norm's channels are dim 1
+    return layer.op != "linear" or len(ctx.shape(layer.node) or ()) == 2  # batch norm's channels are dim 1
 
 
 def folded(

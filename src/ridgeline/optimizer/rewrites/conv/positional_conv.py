@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from ridgeline.engine.autotune import Contest
 from ridgeline.kernels.depthwise_conv.op import DEPTHWISE, MOST_ALONG, MOST_STRIDE, depthwise
 from ridgeline.kernels.grouped_conv1d.op import NARROW, SEQUENCE_CONVOLUTION, sequence_convolution
-from ridgeline.optimizer.rewrites.context import SMALL, Scene
+from ridgeline.optimizer.rewrites.context import SMALL, GraphContext
 from ridgeline.optimizer.rewrites.conv.read import settings_of
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
@@ -71,31 +71,31 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups: int,
     needs_kernels=True,
     exact="reordered",
 )
-def sequence_convolutions(scene: Scene) -> list[Match]:
-    if scene.autocast:
+def sequence_convolutions(ctx: GraphContext) -> list[Match]:
+    if ctx.autocast:
         return []
-    found = [_put(scene, read) for node in scene.nodes if (read := call(node)) is not None and read.op == "conv1d"]
+    found = [_put(ctx, read) for node in ctx.nodes if (read := call(node)) is not None and read.op == "conv1d"]
     return [match for match in found if match is not None]
 
 
-def _put(scene: Scene, read: Call) -> Match | None:
+def _put(ctx: GraphContext, read: Call) -> Match | None:
     settings = settings_of(read)
-    x, weight, out = (scene.tensor(each) for each in (read["input"], read["weight"], read.node))
-    if settings is None or x is None or weight is None or out is None or scene.shape(read.node) is None:
+    x, weight, out = (ctx.tensor(each) for each in (read["input"], read["weight"], read.node))
+    if settings is None or x is None or weight is None or out is None or ctx.shape(read.node) is None:
         return None
     stride, padding, dilation, _, groups, _ = settings
     many = groups > 1 and weight.shape[2] >= LEAST_TAPS and weight.shape[1] >= LEAST_OF_GROUP and x.dim() == 3
     if not many or stride != [1] or dilation != [1] or x.dtype not in NARROW or weight.dtype != x.dtype:
         return None
     leaves = (read["input"], read["weight"], read.get("bias"))
-    if not scene.unchanged(leaves, (read.node,), read.node):
+    if not ctx.unchanged(leaves, (read.node,), read.node):
         return None
     last = out.stride(1) == 1 and out.shape[1] > 1
-    new = scene.emit(read.node, placed, *leaves, padding[0], groups, last)
-    if not scene.replace(read.node, new):
+    new = ctx.emit(read.node, placed, *leaves, padding[0], groups, last)
+    if not ctx.replace(read.node, new):
         return None
-    scene.discard(read.node)
-    return scene.match(new, f"{tuple(weight.shape)} in {groups} groups")
+    ctx.discard(read.node)
+    return ctx.match(new, f"{tuple(weight.shape)} in {groups} groups")
 
 
 def along(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, dilation: int) -> Tensor:
@@ -143,35 +143,35 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int,
     needs_kernels=True,
     exact="reordered",
 )
-def sequences_last(scene: Scene) -> list[Match]:
-    if scene.autocast:
+def sequences_last(ctx: GraphContext) -> list[Match]:
+    if ctx.autocast:
         return []
-    found = [_turned(scene, read) for node in scene.nodes if (read := call(node)) is not None and read.op == "conv1d"]
+    found = [_turned(ctx, read) for node in ctx.nodes if (read := call(node)) is not None and read.op == "conv1d"]
     return [match for match in found if match is not None]
 
 
-def _turned(scene: Scene, read: Call) -> Match | None:
+def _turned(ctx: GraphContext, read: Call) -> Match | None:
     settings = settings_of(read)
-    x, weight, out = (scene.tensor(each) for each in (read["input"], read["weight"], read.node))
-    if settings is None or x is None or weight is None or out is None or scene.shape(read.node) is None:
+    x, weight, out = (ctx.tensor(each) for each in (read["input"], read["weight"], read.node))
+    if settings is None or x is None or weight is None or out is None or ctx.shape(read.node) is None:
         return None
     stride, padding, dilation, _, groups, _ = settings
     wide = groups == 1 and min(weight.shape[:2]) >= LEAST_CHANNELS and x.dim() == 3 and out.numel() >= SMALL
     if not wide or x.dtype not in NARROW or weight.dtype != x.dtype or not _is_indifferent(read.node):
         return None
-    alone = weight.shape[2] > 1 and not _comes_last(read["input"]) and _is_turned_back(scene, read.node)
+    alone = weight.shape[2] > 1 and not _comes_last(read["input"]) and _is_transposed_back(ctx, read.node)
     if _is_returned(read.node) or alone:
         return None
     leaves = (read["input"], read["weight"], read.get("bias"))
-    if not scene.unchanged(leaves, (read.node,), read.node):
+    if not ctx.unchanged(leaves, (read.node,), read.node):
         return None
-    new = scene.emit(read.node, along, *leaves, stride[0], padding[0], dilation[0])
-    if (scene.shape(new), scene.dtype(new)) != (scene.shape(read.node), scene.dtype(read.node)):
-        scene.discard(new)
+    new = ctx.emit(read.node, along, *leaves, stride[0], padding[0], dilation[0])
+    if (ctx.shape(new), ctx.dtype(new)) != (ctx.shape(read.node), ctx.dtype(read.node)):
+        ctx.discard(new)
         return None
-    scene.relaid(read.node, new)
-    scene.discard(read.node)
-    return scene.match(new, f"{tuple(weight.shape)}, channels last")
+    ctx.replace_any_layout(read.node, new)
+    ctx.discard(read.node)
+    return ctx.match(new, f"{tuple(weight.shape)}, channels last")
 
 
 def _is_indifferent(node: fx.Node, depth: int = 8) -> bool:
@@ -204,7 +204,7 @@ def _comes_last(node: Any, depth: int = 8) -> bool:
     return passed and read is not None and _comes_last(read.given.get("input"), depth - 1)
 
 
-def _is_turned_back(scene: Scene, node: fx.Node) -> bool:
+def _is_transposed_back(ctx: GraphContext, node: fx.Node) -> bool:
     """Whether a convolution of several taps would transpose its input and its result back: for HiFi-GAN, where every
     second one is added to its input, that took 1.14 times as long (H200)."""
     waiting = list(node.users)
@@ -215,7 +215,7 @@ def _is_turned_back(scene: Scene, node: fx.Node) -> bool:
             continue
         if read.op in _PASSED or read.op == "getitem":
             waiting += user.users
-        elif read.op == "conv1d" and (scene.shape(read["weight"]) or (0, 0, 1))[2] > 1 and not _is_indifferent(user):
+        elif read.op == "conv1d" and (ctx.shape(read["weight"]) or (0, 0, 1))[2] > 1 and not _is_indifferent(user):
             return True
     return False
 
@@ -302,34 +302,34 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int,
     needs_kernels=True,
     exact="reordered",
 )
-def sequences_apart(scene: Scene) -> list[Match]:
-    if scene.autocast:
+def sequences_apart(ctx: GraphContext) -> list[Match]:
+    if ctx.autocast:
         return []
-    found = [_kept(scene, read) for node in scene.nodes if (read := call(node)) is not None and read.op == "conv1d"]
+    found = [_kept(ctx, read) for node in ctx.nodes if (read := call(node)) is not None and read.op == "conv1d"]
     return [match for match in found if match is not None]
 
 
-def _kept(scene: Scene, read: Call) -> Match | None:
+def _kept(ctx: GraphContext, read: Call) -> Match | None:
     settings = settings_of(read)
-    x, weight, out = (scene.tensor(each) for each in (read["input"], read["weight"], read.node))
-    if settings is None or x is None or weight is None or out is None or scene.shape(read.node) is None:
+    x, weight, out = (ctx.tensor(each) for each in (read["input"], read["weight"], read.node))
+    if settings is None or x is None or weight is None or out is None or ctx.shape(read.node) is None:
         return None
     stride, padding, dilation, _, groups, _ = settings
     alone = x.dim() == 3 and groups == x.shape[1] == weight.shape[0] and 1 < weight.shape[2] <= MOST_ALONG
     if not alone or stride[0] > MOST_STRIDE or dilation != [1] or x.dtype not in NARROW or weight.dtype != x.dtype:
         return None
     leaves = (read["input"], read["weight"], read.get("bias"))
-    if out.numel() < LEAST_NUMBERS or x.shape[1] % 8 or not scene.unchanged(leaves, (read.node,), read.node):
+    if out.numel() < LEAST_NUMBERS or x.shape[1] % 8 or not ctx.unchanged(leaves, (read.node,), read.node):
         return None
     free = _is_indifferent(read.node) and not _is_returned(read.node)
     last = free or (out.stride(1) == 1 and out.shape[1] > 1)
-    new = scene.emit(read.node, apart, *leaves, stride[0], padding[0], last)
-    if (scene.shape(new), scene.dtype(new)) != (scene.shape(read.node), scene.dtype(read.node)):
-        scene.discard(new)
+    new = ctx.emit(read.node, apart, *leaves, stride[0], padding[0], last)
+    if (ctx.shape(new), ctx.dtype(new)) != (ctx.shape(read.node), ctx.dtype(read.node)):
+        ctx.discard(new)
         return None
-    scene.relaid(read.node, new)
-    scene.discard(read.node)
-    return scene.match(new, f"{tuple(weight.shape)}, channels apart")
+    ctx.replace_any_layout(read.node, new)
+    ctx.discard(read.node)
+    return ctx.match(new, f"{tuple(weight.shape)}, channels apart")
 
 
 def weight_normed(v: Tensor, g: Tensor, dim: int) -> Tensor:
@@ -346,21 +346,21 @@ def weight_normed(v: Tensor, g: Tensor, dim: int) -> Tensor:
     worth=Worth(eager=1.5, compiled=0.99, basis="wav2vec2: 0.59 ms for 17 MB, H200; compilers take it apart too"),
     exact="reordered",
 )
-def weight_norms(scene: Scene) -> list[Match]:
+def weight_norms(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
-        match = _renormed(scene, node) if node.op == "call_function" and node.target is torch._weight_norm else None
+    for node in ctx.nodes:
+        match = _renormed(ctx, node) if node.op == "call_function" and node.target is torch._weight_norm else None
         found += [match] if match is not None else []
     return found
 
 
-def _renormed(scene: Scene, node: fx.Node) -> Match | None:
+def _renormed(ctx: GraphContext, node: fx.Node) -> Match | None:
     given = dict(zip(("v", "g", "dim"), node.args, strict=False)) | dict(node.kwargs)
-    dim, v = given.get("dim", 0), scene.tensor(given["v"])
-    if not isinstance(dim, int) or v is None or dim % v.dim() == 0 or scene.autocast:
+    dim, v = given.get("dim", 0), ctx.tensor(given["v"])
+    if not isinstance(dim, int) or v is None or dim % v.dim() == 0 or ctx.autocast:
         return None
-    new = scene.emit(node, weight_normed, given["v"], given["g"], dim)
-    if not scene.replace(node, new):
+    new = ctx.emit(node, weight_normed, given["v"], given["g"], dim)
+    if not ctx.replace(node, new):
         return None
-    scene.discard(node)
-    return scene.match(new, f"weight {tuple(v.shape)} along dim {dim}")
+    ctx.discard(node)
+    return ctx.match(new, f"weight {tuple(v.shape)} along dim {dim}")

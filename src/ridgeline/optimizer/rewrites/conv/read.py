@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call
 
 CONVOLUTIONS = {f"conv{turned}{num}d": num for turned in ("", "_transpose") for num in (1, 2, 3)}
@@ -28,14 +28,14 @@ def settings_of(layer: Call) -> Settings | None:
     return found[0], found[1], found[2], found[3], int(layer.get("groups", 1)), "transpose" in layer.op
 
 
-def convolutions(scene: Scene) -> list[Call]:
+def convolutions(ctx: GraphContext) -> list[Call]:
     """All convolutions of a graph."""
-    return [read for node in scene.nodes if (read := call(node)) is not None and read.op in CONVOLUTIONS]
+    return [read for node in ctx.nodes if (read := call(node)) is not None and read.op in CONVOLUTIONS]
 
 
-def num_kinds(scene: Scene, layers: list[Call]) -> int:
+def num_kinds(ctx: GraphContext, layers: list[Call]) -> int:
     """The number of convolutions with different shapes."""
-    return len({(scene.shape(read["input"]), scene.shape(read["weight"])) for read in layers})
+    return len({(ctx.shape(read["input"]), ctx.shape(read["weight"])) for read in layers})
 
 
 def ints(value: Any, num: int) -> Ints | None:

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from ridgeline.engine.autotune import Contest
 from ridgeline.kernels.resize.op import RESIZE, is_last, resize
-from ridgeline.optimizer.rewrites.context import LOWERED_BY, Scene
+from ridgeline.optimizer.rewrites.context import LOWERED_BY, GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -65,30 +65,30 @@ def _(x: Tensor, h: int, w: int, corners: bool, scale_y: float, scale_x: float) 
     exact="rounding",
     needs_kernels=True,
 )
-def resizes(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast:
+def resizes(ctx: GraphContext) -> list[Match]:
+    if ctx.training or ctx.autocast:
         return []
-    return [match for node in scene.nodes if (match := _put(scene, node)) is not None]
+    return [match for node in ctx.nodes if (match := _put(ctx, node)) is not None]
 
 
-def _put(scene: Scene, node: fx.Node) -> Match | None:
+def _put(ctx: GraphContext, node: fx.Node) -> Match | None:
     read = call(node)
     if read is None or read.op != "interpolate" or read.get("mode", "nearest") != "bilinear":
         return None
-    x, out = scene.tensor(read.given.get("input")), scene.tensor(node)
+    x, out = ctx.tensor(read.given.get("input")), ctx.tensor(node)
     given = None if x is None or out is None or x.dim() != 4 else _given(read, x, out)
-    if x is None or out is None or given is None or not scene.shape(read["input"]) or out.numel() < LEAST_ELEMENTS:
+    if x is None or out is None or given is None or not ctx.shape(read["input"]) or out.numel() < LEAST_ELEMENTS:
         return None
-    if scene.options.get(LOWERED_BY, "none") != "none" and not is_last(x):
+    if ctx.options.get(LOWERED_BY, "none") != "none" and not is_last(x):
         return None  # contiguous images are slower by ours (1,461 and 997 µs, H200), and compilers have their own
     dense = x.is_contiguous() or is_last(x)  # for others the library chooses the layout of the result
-    if not dense or RESIZE.support(x, *given) is not None or not scene.unchanged((read["input"],), (node,), node):
+    if not dense or RESIZE.support(x, *given) is not None or not ctx.unchanged((read["input"],), (node,), node):
         return None
-    new = scene.emit(node, raced_resize, read["input"], *given)
-    if not scene.replace(node, new):
+    new = ctx.emit(node, raced_resize, read["input"], *given)
+    if not ctx.replace(node, new):
         return None
-    scene.discard(node)
-    return scene.match(new, f"{tuple(x.shape)} to {given[0]} × {given[1]}")
+    ctx.discard(node)
+    return ctx.match(new, f"{tuple(x.shape)} to {given[0]} × {given[1]}")
 
 
 def _given(read: Call, x: Tensor, out: Tensor) -> tuple[int, int, bool, float, float] | None:

@@ -20,7 +20,7 @@ from ridgeline.kernels.grouped_conv.config import MOST_WIDTH
 from ridgeline.kernels.grouped_conv.op import grouped_convolution
 from ridgeline.kernels.linear_epilogue.op import VECTOR
 from ridgeline.kernels.pixel_unshuffle.op import CHANNELS, MOST_CHANNELS, unshuffle
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.conv.read import Ints, Settings, settings_of
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import Match
@@ -96,24 +96,24 @@ def is_stem(x: Tensor, weight: Tensor, settings: Settings) -> bool:
     ) and weight.dtype == x.dtype and min(weight.shape[2:]) >= LEAST_SIDE and x.dim() == 4  # fmt: skip
 
 
-def stems(scene: Scene) -> list[Match]:
+def stems(ctx: GraphContext) -> list[Match]:
     """All such convolutions of a graph; ordered after rewrites that fuse more ops with them."""
-    if scene.autocast:
+    if ctx.autocast:
         return []
-    found = [_put(scene, read) for node in scene.nodes if (read := call(node)) is not None and read.op == "conv2d"]
+    found = [_put(ctx, read) for node in ctx.nodes if (read := call(node)) is not None and read.op == "conv2d"]
     return [match for match in found if match is not None]
 
 
-def _put(scene: Scene, read: Call) -> Match | None:
+def _put(ctx: GraphContext, read: Call) -> Match | None:
     settings = settings_of(read)
-    x, weight, out = (scene.tensor(each) for each in (read["input"], read["weight"], read.node))
+    x, weight, out = (ctx.tensor(each) for each in (read["input"], read["weight"], read.node))
     if settings is None or x is None or weight is None or out is None or not is_stem(x, weight, settings):
         return None
     leaves = (read["input"], read["weight"], read.get("bias"))
-    if not out.is_contiguous(memory_format=torch.channels_last) or not scene.unchanged(leaves, (read.node,), read.node):
+    if not out.is_contiguous(memory_format=torch.channels_last) or not ctx.unchanged(leaves, (read.node,), read.node):
         return None
-    new = scene.emit(read.node, stem, *leaves, settings[1])
-    if not scene.replace(read.node, new):
+    new = ctx.emit(read.node, stem, *leaves, settings[1])
+    if not ctx.replace(read.node, new):
         return None
-    scene.discard(read.node)
-    return scene.match(new, f"{tuple(weight.shape)} over squares")
+    ctx.discard(read.node)
+    return ctx.match(new, f"{tuple(weight.shape)} over squares")

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.conv.read import settings_of
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
@@ -42,67 +42,67 @@ class Part:
     worth=Worth(eager=1.5, compiled=1.5, basis="SegFormer's last layers by bytes: 2.8 ms of 5.8 to 0.8 (H200)"),
     exact="rounding",
 )
-def enlarged_products(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast:
+def enlarged_products(ctx: GraphContext) -> list[Match]:
+    if ctx.training or ctx.autocast:
         return []
-    return [match for node in scene.nodes if (match := _put(scene, node)) is not None]
+    return [match for node in ctx.nodes if (match := _put(ctx, node)) is not None]
 
 
-def _put(scene: Scene, node: fx.Node) -> Match | None:
+def _put(ctx: GraphContext, node: fx.Node) -> Match | None:
     read = call(node)
     if read is None or read.op != "conv2d" or settings_of(read) != ([1, 1], [0, 0], [1, 1], [0, 0], 1, False):
         return None
-    weight, out = scene.tensor(read["weight"]), scene.shape(node)
+    weight, out = ctx.tensor(read["weight"]), ctx.shape(node)
     if weight is None or out is None or weight.shape[2:] != (1, 1) or math.prod(out) < LEAST_ELEMENTS:
         return None
-    parts = _parts(scene, read["input"])
+    parts = _parts(ctx, read["input"])
     inside = [] if parts is None else [part.resized.node for part in parts if part.resized is not None]
     if parts is None or not _pays(parts, out[2] * out[3]):
         return None
     leaves = [*(part.image for part in parts), read["weight"], read.get("bias")]
-    if not scene.unchanged([each for each in leaves if each is not None], [*inside, read["input"]], node):
+    if not ctx.unchanged([each for each in leaves if each is not None], [*inside, read["input"]], node):
         return None
-    new = _emitted(scene, read, parts)
-    if not scene.alike_sizes(node, new):
-        scene.discard(new)
+    new = _emitted(ctx, read, parts)
+    if not ctx.same_shape(node, new):
+        ctx.discard(new)
         return None
-    scene.relaid(node, new)
-    scene.discard(node)
-    return scene.match(new, f"{len(parts)} maps of {[part.channels for part in parts]} channels to {out[1]}")
+    ctx.replace_any_layout(node, new)
+    ctx.discard(node)
+    return ctx.match(new, f"{len(parts)} maps of {[part.channels for part in parts]} channels to {out[1]}")
 
 
-def _parts(scene: Scene, node: Any) -> list[Part] | None:
+def _parts(ctx: GraphContext, node: Any) -> list[Part] | None:
     """The concatenated parts, whose nodes have no other users."""
     read = call(node)
     if read is None or len(node.users) != 1:
         return None
     if read.op != "cat":
-        found = [_part(scene, node)]
+        found = [_part(ctx, node)]
     elif read.get("dim", 0) in (1, -3):
-        found = [_part(scene, each) for each in read["tensors"]]
+        found = [_part(ctx, each) for each in read["tensors"]]
     else:
         return None
     return [part for part in found if part is not None] if None not in found else None
 
 
-def _part(scene: Scene, node: Any) -> Part | None:
-    shape = scene.shape(node)
+def _part(ctx: GraphContext, node: Any) -> Part | None:
+    shape = ctx.shape(node)
     if shape is None or len(shape) != 4:
         return None
     read = call(node)
-    before = None if read is None else scene.shape(read.given.get("input"))
-    if read is None or before is None or not _enlarges(scene, read, node) or len(node.users) != 1:
+    before = None if read is None else ctx.shape(read.given.get("input"))
+    if read is None or before is None or not _enlarges(ctx, read, node) or len(node.users) != 1:
         return Part(node, None, shape[1], shape[2] * shape[3])
     if before == shape:  # the same size: no upsampling
         return Part(read["input"], None, shape[1], shape[2] * shape[3])
     return Part(read["input"], read, shape[1], before[2] * before[3])
 
 
-def _enlarges(scene: Scene, read: Call, node: fx.Node) -> bool:
+def _enlarges(ctx: GraphContext, read: Call, node: fx.Node) -> bool:
     """Bilinear or nearest upsampling, whose weights sum to one."""
     if read.op != "interpolate" or read.get("mode", "nearest") not in _MODES or read.get("antialias", False):
         return False
-    before, after = scene.tensor(read["input"]), scene.tensor(node)
+    before, after = ctx.tensor(read["input"]), ctx.tensor(node)
     if before is None or after is None or before.dtype != after.dtype:
         return False
     if before.shape == after.shape:  # with a scale factor even an image of the same size changes
@@ -117,19 +117,19 @@ def _pays(parts: list[Part], pixels: int) -> bool:
     return left <= 0.7 * written
 
 
-def _emitted(scene: Scene, read: Call, parts: list[Part]) -> fx.Node:
+def _emitted(ctx: GraphContext, read: Call, parts: list[Part]) -> fx.Node:
     """The sum of all maps, mixed and then upsampled; the bias is added to one of them."""
     total: fx.Node | None = None
     start, bias = 0, read.get("bias")
     for part in parts:
         own = read["weight"]
         if len(parts) > 1:
-            own = scene.emit(read.node, torch.narrow, own, 1, start, part.channels)
-        mixed = scene.emit(read.node, F.conv2d, part.image, own, bias)
+            own = ctx.emit(read.node, torch.narrow, own, 1, start, part.channels)
+        mixed = ctx.emit(read.node, F.conv2d, part.image, own, bias)
         start, bias = start + part.channels, None
         if part.resized is not None:
             given = {name: value for name, value in part.resized.given.items() if name != "input"}
-            mixed = scene.emit(read.node, F.interpolate, mixed, **given)
-        total = mixed if total is None else scene.emit(read.node, torch.add, total, mixed)
+            mixed = ctx.emit(read.node, F.interpolate, mixed, **given)
+        total = mixed if total is None else ctx.emit(read.node, torch.add, total, mixed)
     assert total is not None
     return total

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ridgeline.kernels.grouped_conv1d.op import NARROW
-from ridgeline.optimizer.rewrites.context import SMALL, Scene
+from ridgeline.optimizer.rewrites.context import SMALL, GraphContext
 from ridgeline.optimizer.rewrites.conv.positional_conv import CONTEST, _laid, along
 from ridgeline.optimizer.rewrites.conv.read import settings_of
 from ridgeline.optimizer.rewrites.op_names import Call, call
@@ -80,24 +80,24 @@ def shifted_by(x: Tensor, bias: Tensor) -> Tensor:
     needs_kernels=True,
     exact="reordered",
 )
-def sequence_chains(scene: Scene) -> list[Match]:
-    if scene.autocast:
+def sequence_chains(ctx: GraphContext) -> list[Match]:
+    if ctx.autocast:
         return []
     found = []
-    for chain in _Chains(scene).whole():
-        found += [match for read in chain if (match := _turned(scene, read)) is not None]
+    for chain in _Chains(ctx).whole():
+        found += [match for read in chain if (match := _turned(ctx, read)) is not None]
     return found
 
 
 class _Chains:
     """Connected components of convolutions and elementwise ops on sequences."""
 
-    def __init__(self, scene: Scene) -> None:
-        self.scene = scene
+    def __init__(self, ctx: GraphContext) -> None:
+        self.ctx = ctx
         self.above: dict[fx.Node, fx.Node] = {}
         self.spoiled: set[fx.Node] = set()
         self.joins: set[fx.Node] = set()
-        self.layers = {read.node: read for node in scene.nodes if (read := _wide(scene, node)) is not None}
+        self.layers = {read.node: read for node in ctx.nodes if (read := _wide(ctx, node)) is not None}
         waiting = list(self.layers)
         self.above = {node: node for node in waiting}
         while waiting:
@@ -128,7 +128,7 @@ class _Chains:
         return node
 
     def _has_taps(self, read: Call) -> bool:
-        return (self.scene.shape(read["weight"]) or (0, 0, 1))[2] > 1
+        return (self.ctx.shape(read["weight"]) or (0, 0, 1))[2] > 1
 
     def _takes(self, node: fx.Node, user: fx.Node) -> bool:
         """Whether a reader of a value keeps its layout, or transposes it itself."""
@@ -139,7 +139,7 @@ class _Chains:
         if read.op in _CONVOLUTIONS or read.op in _OWN_LAYOUT:
             return False
         passed = read.op in _ALONE or read.op in _BOTH
-        if not passed or self.scene.shape(user) != self.scene.shape(node):
+        if not passed or self.ctx.shape(user) != self.ctx.shape(node):
             self.spoiled.add(node)
             return False
         return True
@@ -155,19 +155,19 @@ class _Chains:
         if len(own) == 2:
             self.joins.add(node)
         for side in other:
-            shape = self.scene.shape(side)
+            shape = self.ctx.shape(side)
             if shape is None or (len(shape) and shape[-1] != 1):
                 self.spoiled.add(node)
 
 
-def _wide(scene: Scene, node: fx.Node) -> Call | None:
+def _wide(ctx: GraphContext, node: fx.Node) -> Call | None:
     """A 16-bit convolution of many channels along a long sequence."""
     read = call(node)
     settings = None if read is None or read.op not in _CONVOLUTIONS else settings_of(read)
     if read is None or settings is None or not isinstance(read["input"], fx.Node):
         return None
-    x, weight, out = (scene.tensor(each) for each in (read["input"], read["weight"], node))
-    if x is None or weight is None or out is None or scene.shape(node) is None or x.dim() != 3 or settings[4] != 1:
+    x, weight, out = (ctx.tensor(each) for each in (read["input"], read["weight"], node))
+    if x is None or weight is None or out is None or ctx.shape(node) is None or x.dim() != 3 or settings[4] != 1:
         return None
     channels = weight.shape[:2]
     even = min(channels) >= LEAST_CHANNELS and all(size % 8 == 0 for size in channels)
@@ -175,19 +175,19 @@ def _wide(scene: Scene, node: fx.Node) -> Call | None:
     return read if even and alike and out.numel() >= SMALL else None
 
 
-def _turned(scene: Scene, read: Call) -> Match | None:
+def _turned(ctx: GraphContext, read: Call) -> Match | None:
     stride, padding, dilation, more, _, transposed = settings_of(read)  # type: ignore[misc]
     x, weight, bias = read["input"], read["weight"], read.get("bias")
-    if not scene.unchanged((x, weight, bias), (read.node,), read.node):
+    if not ctx.unchanged((x, weight, bias), (read.node,), read.node):
         return None
     if transposed:
-        new = scene.emit(read.node, raised, x, weight, stride[0], padding[0], more[0], dilation[0])
+        new = ctx.emit(read.node, raised, x, weight, stride[0], padding[0], more[0], dilation[0])
     else:
-        new = scene.emit(read.node, along, x, weight, None, stride[0], padding[0], dilation[0])
-    new = new if bias is None else scene.emit(read.node, shifted_by, new, bias)
-    if (scene.shape(new), scene.dtype(new)) != (scene.shape(read.node), scene.dtype(read.node)):
-        scene.discard(new)
+        new = ctx.emit(read.node, along, x, weight, None, stride[0], padding[0], dilation[0])
+    new = new if bias is None else ctx.emit(read.node, shifted_by, new, bias)
+    if (ctx.shape(new), ctx.dtype(new)) != (ctx.shape(read.node), ctx.dtype(read.node)):
+        ctx.discard(new)
         return None
-    scene.relaid(read.node, new)
-    scene.discard(read.node)
-    return scene.match(new, f"{tuple(scene.shape(weight) or ())}, channels last")
+    ctx.replace_any_layout(read.node, new)
+    ctx.discard(read.node)
+    return ctx.match(new, f"{tuple(ctx.shape(weight) or ())}, channels last")

@@ -17,7 +17,7 @@ from ridgeline.engine.autotune import Contest
 from ridgeline.kernels.gelu.op import GELU, gelu
 from ridgeline.kernels.linear_epilogue import config
 from ridgeline.kernels.linear_epilogue.op import DENSE, NARROW, tiled
-from ridgeline.optimizer.rewrites.context import SMALL, Scene
+from ridgeline.optimizer.rewrites.context import SMALL, GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite
 
@@ -78,51 +78,51 @@ def _(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> Tensor:
     modes=(INFERENCE,),
     worth=Worth(eager=1.1, compiled=1.05, basis="a pass over the activations less; raced when first run"),
 )
-def linear_activation(scene: Scene) -> list[Match]:
+def linear_activation(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
-        kind = None if read is None or scene.autocast or scene.training else _kind(scene, read)
-        match = None if kind is None else _joined(scene, read, kind)  # type: ignore[arg-type]
+        kind = None if read is None or ctx.autocast or ctx.training else _kind(ctx, read)
+        match = None if kind is None else _joined(ctx, read, kind)  # type: ignore[arg-type]
         if match is not None:
             found.append(match)
     return found
 
 
-def _kind(scene: Scene, read: Call) -> str | None:
+def _kind(ctx: GraphContext, read: Call) -> str | None:
     if read.op == "relu":
         return "relu"
     if read.op != "gelu":
         return None
     if read.get("approximate", "none") == "tanh":
         return "gelu_tanh"
-    return "gelu" if scene.dtype(read.node) in NARROW else None  # no library has it; our kernels need 16 bits
+    return "gelu" if ctx.dtype(read.node) in NARROW else None  # no library has it; our kernels need 16 bits
 
 
-def _joined(scene: Scene, act: Call, kind: str) -> Match | None:
+def _joined(ctx: GraphContext, act: Call, kind: str) -> Match | None:
     source, steps = _before_views(act["input"])
-    product = None if len(source.users) != 1 else _product(scene, source)
-    shape = scene.shape(act.node)
+    product = None if len(source.users) != 1 else _product(ctx, source)
+    shape = ctx.shape(act.node)
     if product is None or shape is None:
         return None
     bias, x, weight, turned = product
-    width = (scene.shape(bias) or (0,))[-1]
+    width = (ctx.shape(bias) or (0,))[-1]
     if (
-        len(scene.shape(bias) or ()) != 1
-        or scene.dtype(bias) != scene.dtype(x)
-        or scene.dtype(x) != scene.dtype(weight)
+        len(ctx.shape(bias) or ()) != 1
+        or ctx.dtype(bias) != ctx.dtype(x)
+        or ctx.dtype(x) != ctx.dtype(weight)
     ):
         return None
-    if not scene.unchanged((bias, x, weight), (source, *steps, act.node), act.node):
+    if not ctx.unchanged((bias, x, weight), (source, *steps, act.node), act.node):
         return None
-    flat = scene.emit(act.node, torch.reshape, x, (-1, (scene.shape(x) or (0,))[-1]))
-    columns = scene.emit(act.node, torch.t, weight) if turned else weight
-    made = scene.emit(act.node, activated_product, bias, flat, columns, kind)
-    new = scene.emit(act.node, torch.reshape, made, shape)
-    if not scene.replace(act.node, new):
+    flat = ctx.emit(act.node, torch.reshape, x, (-1, (ctx.shape(x) or (0,))[-1]))
+    columns = ctx.emit(act.node, torch.t, weight) if turned else weight
+    made = ctx.emit(act.node, activated_product, bias, flat, columns, kind)
+    new = ctx.emit(act.node, torch.reshape, made, shape)
+    if not ctx.replace(act.node, new):
         return None
-    scene.discard(act.node)
-    return scene.match(new, f"{kind} of {width} columns")
+    ctx.discard(act.node)
+    return ctx.match(new, f"{kind} of {width} columns")
 
 
 def _before_views(node: Any) -> tuple[fx.Node, tuple[fx.Node, ...]]:
@@ -134,7 +134,7 @@ def _before_views(node: Any) -> tuple[fx.Node, tuple[fx.Node, ...]]:
     return node, tuple(steps)
 
 
-def _product(scene: Scene, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, bool] | None:
+def _product(ctx: GraphContext, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, bool] | None:
     """(bias, x, weight, whether the weight is transposed) of a linear layer or a GEMM with a bias."""
     read = call(node)
     if read is None or read.op not in ("linear", "addmm"):
@@ -154,21 +154,21 @@ def _product(scene: Scene, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, bo
     worth=Worth(eager=1.4, compiled=1.4, basis="PyTorch's and Inductor's take 74 and 71 µs for 206 MB: erf"),
     needs_kernels=True,
 )
-def plain_gelu(scene: Scene) -> list[Match]:
+def plain_gelu(ctx: GraphContext) -> list[Match]:
     """Only between GEMMs: elsewhere a compiler fuses it with its neighbors."""
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
-        if read is None or read.op != "gelu" or scene.autocast or scene.is_small(node) or not _between(read):
+        if read is None or read.op != "gelu" or ctx.autocast or ctx.is_small(node) or not _between(read):
             continue
         source, approximate = read["input"], read.get("approximate", "none")
-        value = scene.tensor(source)
+        value = ctx.tensor(source)
         if value is None or value.dtype not in NARROW or GELU.support(value) is not None:
             continue
-        new = scene.emit(node, gelu, source, approximate)
-        if scene.replace(node, new):
-            scene.discard(node)
-            found.append(scene.match(new, f"GELU of {tuple(scene.shape(source) or ())}"))
+        new = ctx.emit(node, gelu, source, approximate)
+        if ctx.replace(node, new):
+            ctx.discard(node)
+            found.append(ctx.match(new, f"GELU of {tuple(ctx.shape(source) or ())}"))
     return found
 
 

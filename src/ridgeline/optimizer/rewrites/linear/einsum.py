@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 
@@ -49,35 +49,35 @@ class Letters:
     worth=Worth(eager=1.0001, compiled=1.0001, basis="PyTorch does the same inside; attention by letters is seen then"),
     exact="rounding",
 )
-def einsums(scene: Scene) -> list[Match]:
-    if scene.autocast:
+def einsums(ctx: GraphContext) -> list[Match]:
+    if ctx.autocast:
         return []
-    found = [_put(scene, read) for node in scene.nodes if (read := call(node)) is not None and read.op == "dot_einsum"]
+    found = [_put(ctx, read) for node in ctx.nodes if (read := call(node)) is not None and read.op == "dot_einsum"]
     return [match for match in found if match is not None]
 
 
-def _put(scene: Scene, read: Call) -> Match | None:
-    letters = _letters(scene, read)
-    if letters is None or not scene.unchanged((letters.a, letters.b), (read.node,), read.node):
+def _put(ctx: GraphContext, read: Call) -> Match | None:
+    letters = _letters(ctx, read)
+    if letters is None or not ctx.unchanged((letters.a, letters.b), (read.node,), read.node):
         return None
-    new = _layer(scene, read.node, letters) or _product(scene, read.node, letters)
+    new = _layer(ctx, read.node, letters) or _product(ctx, read.node, letters)
     if new is None:
         return None
-    if not scene.alike_sizes(read.node, new):
-        scene.discard(new)
+    if not ctx.same_shape(read.node, new):
+        ctx.discard(new)
         return None
-    scene.relaid(read.node, new)
-    scene.discard(read.node)
-    return scene.match(new, f"{letters.left},{letters.right}->{letters.out}")
+    ctx.replace_any_layout(read.node, new)
+    ctx.discard(read.node)
+    return ctx.match(new, f"{letters.left},{letters.right}->{letters.out}")
 
 
-def _letters(scene: Scene, read: Call) -> Letters | None:
+def _letters(ctx: GraphContext, read: Call) -> Letters | None:
     """The equation with all dims named, no letter twice in an operand, and equal sizes in both."""
     operands, equation = read["operands"], read["equation"]
     if len(operands) != 2 or not all(isinstance(each, fx.Node) for each in operands) or not isinstance(equation, str):
         return None
     sides, arrow, out = equation.replace(" ", "").partition("->")
-    names, shapes = sides.split(","), [scene.shape(each) for each in operands]
+    names, shapes = sides.split(","), [ctx.shape(each) for each in operands]
     if len(names) != 2 or any(shape is None for shape in shapes):
         return None
     if not arrow:  # the implicit output: letters that occur once, sorted
@@ -125,30 +125,30 @@ def _agree(left: str, right: str, shapes: list[Any]) -> bool:
     return counted and all(sizes.get(name, size) == size for name, size in zip(right, shapes[1], strict=False))
 
 
-def _layer(scene: Scene, at: fx.Node, read: Letters) -> fx.Node | None:
+def _layer(ctx: GraphContext, at: fx.Node, read: Letters) -> fx.Node | None:
     """A matrix applied to all rows of a tensor, as in a linear layer."""
     if read.shared or len(read.columns) != 1 or read.left[-1] != read.summed or read.out != read.rows + read.columns:
         return None
     if read.right == read.columns + read.summed:
-        return scene.emit(at, F.linear, read.a, read.b)
-    return scene.emit(at, torch.matmul, read.a, read.b)
+        return ctx.emit(at, F.linear, read.a, read.b)
+    return ctx.emit(at, torch.matmul, read.a, read.b)
 
 
-def _product(scene: Scene, at: fx.Node, read: Letters) -> fx.Node | None:
+def _product(ctx: GraphContext, at: fx.Node, read: Letters) -> fx.Node | None:
     """Shared letters first, then rows and columns; keys are transposed last, as attention is usually written."""
     if len(read.rows) != 1 or len(read.columns) != 1 or not read.shared:
         return None
-    a = _ordered(scene, at, read.a, read.left, read.shared + read.rows + read.summed)
+    a = _ordered(ctx, at, read.a, read.left, read.shared + read.rows + read.summed)
     if read.right == read.shared + read.summed + read.columns:
         b = read.b
     else:
-        b = _ordered(scene, at, read.b, read.right, read.shared + read.columns + read.summed)
-        b = scene.emit(at, torch.transpose, b, -2, -1)
-    made = scene.emit(at, torch.matmul, a, b)
-    return _ordered(scene, at, made, read.shared + read.rows + read.columns, read.out)
+        b = _ordered(ctx, at, read.b, read.right, read.shared + read.columns + read.summed)
+        b = ctx.emit(at, torch.transpose, b, -2, -1)
+    made = ctx.emit(at, torch.matmul, a, b)
+    return _ordered(ctx, at, made, read.shared + read.rows + read.columns, read.out)
 
 
-def _ordered(scene: Scene, at: fx.Node, node: fx.Node, names: str, wanted: str) -> fx.Node:
+def _ordered(ctx: GraphContext, at: fx.Node, node: fx.Node, names: str, wanted: str) -> fx.Node:
     if names == wanted:
         return node
-    return scene.emit(at, torch.permute, node, tuple(names.index(each) for each in wanted))
+    return ctx.emit(at, torch.permute, node, tuple(names.index(each) for each in wanted))

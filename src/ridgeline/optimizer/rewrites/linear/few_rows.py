@@ -13,7 +13,7 @@ from ridgeline.kernels import add_rms_norm, geglu, linear, rms_norm, swiglu
 from ridgeline.kernels.launcher import overlapped, recording
 from ridgeline.kernels.linear.config import MAX_ROWS
 from ridgeline.kernels.linear.op import LINEAR
-from ridgeline.optimizer.rewrites.context import Scene, is_written
+from ridgeline.optimizer.rewrites.context import GraphContext, is_written
 from ridgeline.optimizer.rewrites.linear.horizontal_fusion import columns
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
@@ -73,70 +73,70 @@ class Found:
     exact="reordered",
     needs_kernels=True,
 )
-def products(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast:
+def products(ctx: GraphContext) -> list[Match]:
+    if ctx.training or ctx.autocast:
         return []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         if node.op == "call_function" and node.target is add_rms_norm:
-            _take_apart(scene, node)
+            _split_sum_and_norm(ctx, node)
     found: list[Match] = []
-    for node in scene.nodes:
-        read = _read(scene, node)
-        if read is not None and (match := _put(scene, read, early=bool(found))) is not None:
+    for node in ctx.nodes:
+        read = _read(ctx, node)
+        if read is not None and (match := _put(ctx, read, early=bool(found))) is not None:
             found.append(match)
     return found
 
 
-def _take_apart(scene: Scene, both: fx.Node) -> None:
+def _split_sum_and_norm(ctx: GraphContext, both: fx.Node) -> None:
     """Split a fused sum and norm: the sum is fused with the GEMM before, the norm with those after."""
     parts = {user.args[1]: user for user in both.users if user.target is operator.getitem}
     normed, summed = parts.get(0), parts.get(1)
     if normed is None or len(parts) != len(both.users):
         return
-    if not normed.users or not all(_read(scene, user, norm=False) for user in normed.users):
+    if not normed.users or not all(_read(ctx, user, norm=False) for user in normed.users):
         return
     a, b, weight, eps = both.args
     offset = both.kwargs["offset"]
-    total = scene.emit(both, torch.add, a, b)
-    norm = scene.emit(both, rms_norm, total, weight, eps, offset=offset)
+    total = ctx.emit(both, torch.add, a, b)
+    norm = ctx.emit(both, rms_norm, total, weight, eps, offset=offset)
     normed.replace_all_uses_with(norm)
-    scene.discard(normed)
+    ctx.discard(normed)
     if summed is not None:
         summed.replace_all_uses_with(total)
-        scene.discard(summed)
+        ctx.discard(summed)
 
 
-def _read(scene: Scene, node: fx.Node, norm: bool = True) -> Found | None:
+def _read(ctx: GraphContext, node: fx.Node, norm: bool = True) -> Found | None:
     """A linear layer that the kernel supports, with the ops it can fuse."""
     read = call(node)
     if read is None or read.op != "linear" or not isinstance(read["weight"], fx.Node):
         return None
-    shape, weight = scene.shape(read["input"]), scene.tensor(read["weight"])
+    shape, weight = ctx.shape(read["input"]), ctx.tensor(read["weight"])
     # Smaller weights are not what a GEMM's time depends on.
-    if shape is None or weight is None or weight.numel() < 1 << 16 or is_written(scene, read["weight"]):
+    if shape is None or weight is None or weight.numel() < 1 << 16 or is_written(ctx, read["weight"]):
         return None
     if torch.Size(shape[:-1]).numel() > MAX_ROWS or torch.Size(shape).numel() == 0:
         return None
     found = Found(read["input"], read["weight"], read.get("bias"), node, (node,))
-    if not _runs(scene, found):
+    if not _runs(ctx, found):
         return None
     for step in (_with_norm, _with_gate, _with_activation, _with_sum) if norm else ():
-        wider = step(scene, found)
-        if wider is not None and _runs(scene, wider):
+        wider = step(ctx, found)
+        if wider is not None and _runs(ctx, wider):
             found = wider
     return found
 
 
-def _runs(scene: Scene, found: Found) -> bool:
+def _runs(ctx: GraphContext, found: Found) -> bool:
     """Whether the kernel supports these arguments, and they are unchanged since they were read."""
-    if LINEAR.support(*(scene.value(each) for each in found.arguments())) is not None:
+    if LINEAR.support(*(ctx.value(each) for each in found.arguments())) is not None:
         return False
     leaves = [each for each in found.arguments() if isinstance(each, fx.Node)]
-    before = all(scene.position(leaf) < scene.position(found.out) for leaf in leaves)
-    return before and scene.unchanged(leaves, found.inside, found.out)
+    before = all(ctx.position(leaf) < ctx.position(found.out) for leaf in leaves)
+    return before and ctx.unchanged(leaves, found.inside, found.out)
 
 
-def _with_norm(scene: Scene, found: Found) -> Found | None:
+def _with_norm(ctx: GraphContext, found: Found) -> Found | None:
     node = found.x
     if node.op != "call_function" or node.target is not rms_norm:
         return None
@@ -147,9 +147,9 @@ def _with_norm(scene: Scene, found: Found) -> Found | None:
     return replace(found, x=x, norm_weight=weight, eps=eps, offset=offset, inside=(node, *found.inside))
 
 
-def _with_gate(scene: Scene, found: Found) -> Found | None:
+def _with_gate(ctx: GraphContext, found: Found) -> Found | None:
     """act(first half) · second half, of one GEMM for both."""
-    halves = [half for user in found.out.users for half in _halves(scene, user, found.out)]
+    halves = [half for user in found.out.users for half in _halves(ctx, user, found.out)]
     if len({half for half, _ in halves}) != 2 or len(halves) != 2 or not _only_halves(found.out, halves):
         return None
     gate, up = (next(node for half, node in halves if half == wanted) for wanted in (0, 1))
@@ -161,13 +161,13 @@ def _with_gate(scene: Scene, found: Found) -> Found | None:
     return None
 
 
-def _halves(scene: Scene, node: fx.Node, wide: fx.Node) -> list[tuple[int, fx.Node]]:
+def _halves(ctx: GraphContext, node: fx.Node, wide: fx.Node) -> list[tuple[int, fx.Node]]:
     """The halves of the last dim that a user takes: (0 or 1, node)."""
-    width = (scene.shape(wide) or (0,))[-1]
+    width = (ctx.shape(wide) or (0,))[-1]
     if node.target is columns and node.args[2] * 2 == width and node.args[1] in (0, width // 2):
         return [(int(node.args[1] != 0), node)]
     read = call(node)
-    last = len(scene.shape(wide) or ()) - 1
+    last = len(ctx.shape(wide) or ()) - 1
     if read is None or read.op not in ("chunk", "split") or read.get("dim", 0) not in (-1, last):
         return []
     size = -(-width // read["chunks"]) if read.op == "chunk" else read["split_size"]
@@ -206,7 +206,7 @@ def _activation_of(read: Call | None) -> str | None:
     return "gelu_tanh" if read.op == "gelu" and read.get("approximate", "none") == "tanh" else read.op
 
 
-def _with_activation(scene: Scene, found: Found) -> Found | None:
+def _with_activation(ctx: GraphContext, found: Found) -> Found | None:
     user = _only_user(found.out)
     kind = _activation_of(call(user))
     if user is None or kind is None or found.gated:
@@ -214,13 +214,13 @@ def _with_activation(scene: Scene, found: Found) -> Found | None:
     return replace(found, out=user, activation=kind, inside=(*found.inside, user))
 
 
-def _with_sum(scene: Scene, found: Found) -> Found | None:
+def _with_sum(ctx: GraphContext, found: Found) -> Found | None:
     user = _only_user(found.out)
     read = call(user)
     if user is None or read is None or read.op != "add" or read.given.get("alpha") not in (None, 1):
         return None
     other = read["other"] if read["input"] is found.out else read["input"]
-    if not isinstance(other, fx.Node) or other is found.out or scene.shape(other) != scene.shape(found.out):
+    if not isinstance(other, fx.Node) or other is found.out or ctx.shape(other) != ctx.shape(found.out):
         return None
     return replace(found, out=user, residual=other, inside=(*found.inside, user))
 
@@ -229,15 +229,15 @@ def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _put(scene: Scene, found: Found, early: bool) -> Match | None:
-    new = scene.emit(found.out, product, *found.arguments(), early)
-    if not scene.replace(found.out, new):
+def _put(ctx: GraphContext, found: Found, early: bool) -> Match | None:
+    new = ctx.emit(found.out, product, *found.arguments(), early)
+    if not ctx.replace(found.out, new):
         return None
-    scene.discard(found.out)
+    ctx.discard(found.out)
     around = [
         "RMSNorm" if found.norm_weight is not None else "",
         f"{found.activation} gate" if found.gated else found.activation.replace("none", ""),
         "sum" if found.residual is not None else "",
     ]
-    sizes = f"{scene.shape(found.x)} × {scene.shape(found.weight)}"
-    return scene.match(new, " + ".join([f"product {sizes}", *(each for each in around if each)]))
+    sizes = f"{ctx.shape(found.x)} × {ctx.shape(found.weight)}"
+    return ctx.match(new, " + ".join([f"product {sizes}", *(each for each in around if each)]))

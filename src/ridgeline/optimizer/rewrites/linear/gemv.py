@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from ridgeline.engine.autotune import Contest
 from ridgeline.kernels.linear.op import LINEAR, linear
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -52,28 +52,28 @@ def _(matrix: Tensor, vector: Tensor) -> Tensor:
     exact="reordered",
     needs_kernels=True,
 )
-def vectors(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast:
+def vectors(ctx: GraphContext) -> list[Match]:
+    if ctx.training or ctx.autocast:
         return []
-    return [match for node in scene.nodes if (match := _put(scene, node)) is not None]
+    return [match for node in ctx.nodes if (match := _put(ctx, node)) is not None]
 
 
-def _put(scene: Scene, node: fx.Node) -> Match | None:
+def _put(ctx: GraphContext, node: fx.Node) -> Match | None:
     read = call(node)
-    if read is None or read.op not in ("matmul", "mm", "mv") or not _fits(scene, read):
+    if read is None or read.op not in ("matmul", "mm", "mv") or not _fits(ctx, read):
         return None
     matrix, vector = read["input"], read["other"]
-    if not scene.unchanged((matrix, vector), (node,), node):
+    if not ctx.unchanged((matrix, vector), (node,), node):
         return None
-    new = scene.emit(node, raced_vector, matrix, vector)
-    if not scene.replace(node, new):
+    new = ctx.emit(node, raced_vector, matrix, vector)
+    if not ctx.replace(node, new):
         return None
-    scene.discard(node)
-    return scene.match(new, f"matrix {scene.shape(matrix)} times a vector")
+    ctx.discard(node)
+    return ctx.match(new, f"matrix {ctx.shape(matrix)} times a vector")
 
 
-def _fits(scene: Scene, read: Call) -> bool:
-    matrix, vector = scene.tensor(read["input"]), scene.tensor(read["other"])
+def _fits(ctx: GraphContext, read: Call) -> bool:
+    matrix, vector = ctx.tensor(read["input"]), ctx.tensor(read["other"])
     if matrix is None or vector is None or matrix.dim() != 2 or not matrix.is_contiguous():
         return False
     single = vector.dim() == 1 or (vector.dim() == 2 and vector.shape[1] == 1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.engine.replay.static_inputs import is_alone
-from ridgeline.optimizer.rewrites.context import Extra, Scene
+from ridgeline.optimizer.rewrites.context import Extra, GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite
 
@@ -28,12 +28,12 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Wo
     ),
     exact="reordered",
 )
-def horizontal(scene: Scene) -> list[Match]:
-    if scene.training:
+def horizontal(ctx: GraphContext) -> list[Match]:
+    if ctx.training:
         return []
     found = []
-    for group in _groups(scene):
-        match = _joined(scene, group)
+    for group in _groups(ctx):
+        match = _joined(ctx, group)
         if match is not None:
             found.append(match)
     return found
@@ -51,43 +51,43 @@ def horizontal(scene: Scene) -> list[Match]:
     ),
     exact="reordered",
 )
-def side_by_side(scene: Scene) -> list[Match]:
-    if not scene.training:
+def side_by_side(ctx: GraphContext) -> list[Match]:
+    if not ctx.training:
         return []
-    return [match for group in _groups(scene) if (match := _trained(scene, group)) is not None]
+    return [match for group in _groups(ctx) if (match := _trained(ctx, group)) is not None]
 
 
-def _trained(scene: Scene, group: list[Call]) -> Match | None:
+def _trained(ctx: GraphContext, group: list[Call]) -> Match | None:
     """One GEMM over weights concatenated in every step, so that parameters and gradients stay separate."""
-    first = min(group, key=lambda read: scene.position(read.node))
-    last = max(group, key=lambda read: scene.position(read.node))
+    first = min(group, key=lambda read: ctx.position(read.node))
+    last = max(group, key=lambda read: ctx.position(read.node))
     weights, biases = [read["weight"] for read in group], [read.get("bias") for read in group]
-    nodes, real = [read.node for read in group], [scene.real(weight) for weight in weights]
-    if len({weight is not None and weight.requires_grad for weight in real}) > 1 or not _is_worth_a_copy(scene, group):
+    nodes, real = [read.node for read in group], [ctx.real(weight) for weight in weights]
+    if len({weight is not None and weight.requires_grad for weight in real}) > 1 or not _is_worth_a_copy(ctx, group):
         return None
-    if not scene.unchanged((first["input"], *weights, *biases), nodes, last.node):
+    if not ctx.unchanged((first["input"], *weights, *biases), nodes, last.node):
         return None
-    weight = scene.emit(first.node, torch.cat, weights)
-    bias = None if biases[0] is None else scene.emit(first.node, torch.cat, biases)
-    wide = scene.emit(first.node, torch.nn.functional.linear, first["input"], weight, bias)
-    sizes = [(scene.shape(weight) or (0,))[0] for weight in weights]
-    parts = scene.emit(first.node, torch.split, wide, sizes, -1)
+    weight = ctx.emit(first.node, torch.cat, weights)
+    bias = None if biases[0] is None else ctx.emit(first.node, torch.cat, biases)
+    wide = ctx.emit(first.node, torch.nn.functional.linear, first["input"], weight, bias)
+    sizes = [(ctx.shape(weight) or (0,))[0] for weight in weights]
+    parts = ctx.emit(first.node, torch.split, wide, sizes, -1)
     for i, read in enumerate(group):
-        scene.relaid(read.node, scene.emit(first.node, operator.getitem, parts, i))
+        ctx.replace_any_layout(read.node, ctx.emit(first.node, operator.getitem, parts, i))
     for node in nodes:
-        scene.discard(node)
-    return scene.match(
-        wide, f"{len(group)} products of {tuple(scene.shape(first['input']) or ())} → {'+'.join(map(str, sizes))}"
+        ctx.discard(node)
+    return ctx.match(
+        wide, f"{len(group)} products of {tuple(ctx.shape(first['input']) or ())} → {'+'.join(map(str, sizes))}"
     )
 
 
-def _is_worth_a_copy(scene: Scene, group: list[Call]) -> bool:
+def _is_worth_a_copy(ctx: GraphContext, group: list[Call]) -> bool:
     """Whether copying all weights, forward and backward, takes less time than what is saved.
 
     Saved are, for each GEMM but one, a sum of two gradients of the input, and its launches.
     """
-    given = scene.tensor(group[0]["input"])
-    weights = [real for read in group if (real := scene.real(read["weight"])) is not None]
+    given = ctx.tensor(group[0]["input"])
+    weights = [real for read in group if (real := ctx.real(read["weight"])) is not None]
     copied = sum(4 * weight.numel() * weight.element_size() for weight in weights)
     summed = 0 if given is None else 3 * given.numel() * given.element_size()
     # Bytes that could be read during the launches of a GEMM and its two backward GEMMs, and of a sum of gradients:
@@ -95,18 +95,18 @@ def _is_worth_a_copy(scene: Scene, group: list[Call]) -> bool:
     return copied <= (len(group) - 1) * (summed + 40e6)
 
 
-def _groups(scene: Scene) -> list[list[Call]]:
+def _groups(ctx: GraphContext) -> list[list[Call]]:
     """Groups of two or more linear layers with the same input, each weight a parameter without other users."""
     by_input: dict[tuple[Any, ...], list[Call]] = {}
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
         if read is None or read.op != "linear" or not isinstance(read["input"], fx.Node):
             continue
         weight, bias = read["weight"], read.get("bias")
         if any(user.op == "output" for user in node.users):
             continue  # outputs keep memory of their own
-        if _is_plain(scene, weight) and (bias is None or _is_plain(scene, bias)):
-            key = (read["input"], bias is None, scene.dtype(weight), (scene.shape(weight) or (0, 0))[1])
+        if _is_plain(ctx, weight) and (bias is None or _is_plain(ctx, bias)):
+            key = (read["input"], bias is None, ctx.dtype(weight), (ctx.shape(weight) or (0, 0))[1])
             by_input.setdefault(key, []).append(read)
     return [group for group in by_input.values() if len(group) > 1 and _is_distinct(group)]
 
@@ -117,15 +117,15 @@ def _is_distinct(group: list[Call]) -> bool:
     return len(set(weights)) == len(weights) and all(len(weight.users) == 1 for weight in weights)
 
 
-def _is_plain(scene: Scene, node: Any) -> bool:
+def _is_plain(ctx: GraphContext, node: Any) -> bool:
     """Whether a node is a contiguous parameter in ordinary memory."""
-    real = scene.real(node)
-    if real is None or type(real) not in (torch.nn.Parameter, Tensor) or not scene.is_state(node):
+    real = ctx.real(node)
+    if real is None or type(real) not in (torch.nn.Parameter, Tensor) or not ctx.is_state(node):
         return False
     return real.layout is torch.strided and real.is_contiguous() and not real.is_inference()
 
 
-def may_be_laid(parameters: Sequence[Tensor]) -> bool:
+def may_be_packed(parameters: Sequence[Tensor]) -> bool:
     """Whether parameters may be moved: each owns its whole storage, or they are already adjacent.
 
     Otherwise weights tied by their memory would be untied, and writes to an alias would not reach the model.
@@ -146,30 +146,30 @@ def are_adjacent(parameters: Sequence[Tensor]) -> bool:
     return True
 
 
-def _joined(scene: Scene, group: list[Call]) -> Match | None:
-    first = min(group, key=lambda read: scene.position(read.node))
-    last = max(group, key=lambda read: scene.position(read.node))
+def _joined(ctx: GraphContext, group: list[Call]) -> Match | None:
+    first = min(group, key=lambda read: ctx.position(read.node))
+    last = max(group, key=lambda read: ctx.position(read.node))
     weights, biases = [read["weight"] for read in group], [read.get("bias") for read in group]
     nodes = [read.node for read in group]
-    if not scene.unchanged((first["input"], *weights, *biases), nodes, last.node):
+    if not ctx.unchanged((first["input"], *weights, *biases), nodes, last.node):
         return None
     groups = [weights] if biases[0] is None else [weights, biases]
-    if not all(may_be_laid([scene.real(node) for node in group]) for group in groups):  # type: ignore[misc]
-        scene.refuse(first.node, "a weight shares its memory with something else")
+    if not all(may_be_packed([ctx.real(node) for node in group]) for group in groups):  # type: ignore[misc]
+        ctx.refuse(first.node, "a weight shares its memory with something else")
         return None
-    weight = _side_by_side(scene, weights)
-    bias = None if biases[0] is None else _side_by_side(scene, biases)
-    wide = scene.emit(first.node, torch.nn.functional.linear, first["input"], weight, bias)
-    sizes = [(scene.shape(read["weight"]) or (0,))[0] for read in group]
+    weight = _side_by_side(ctx, weights)
+    bias = None if biases[0] is None else _side_by_side(ctx, biases)
+    wide = ctx.emit(first.node, torch.nn.functional.linear, first["input"], weight, bias)
+    sizes = [(ctx.shape(read["weight"]) or (0,))[0] for read in group]
     start = 0
     for read, size in zip(group, sizes, strict=True):
-        part = scene.emit(first.node, columns, wide, start, size)
-        scene.relaid(read.node, part)
+        part = ctx.emit(first.node, columns, wide, start, size)
+        ctx.replace_any_layout(read.node, part)
         start += size
     for node in nodes:
-        scene.discard(node)
-    return scene.match(
-        wide, f"{len(group)} products of {tuple(scene.shape(first['input']) or ())} → {'+'.join(map(str, sizes))}"
+        ctx.discard(node)
+    return ctx.match(
+        wide, f"{len(group)} products of {tuple(ctx.shape(first['input']) or ())} → {'+'.join(map(str, sizes))}"
     )
 
 
@@ -178,13 +178,13 @@ def columns(wide: Tensor, start: int, size: int) -> Tensor:
     return wide.narrow(-1, start, size)
 
 
-def _side_by_side(scene: Scene, nodes: Sequence[fx.Node]) -> fx.Node:
-    indices = [scene.input_index(node) for node in nodes]
-    real = [scene.real(node) for node in nodes]
+def _side_by_side(ctx: GraphContext, nodes: Sequence[fx.Node]) -> fx.Node:
+    indices = [ctx.input_index(node) for node in nodes]
+    real = [ctx.real(node) for node in nodes]
     pack = Pack(indices)  # type: ignore[arg-type]
     rows = sum(x.shape[0] for x in real)  # type: ignore[union-attr]
     like = _stand_in(real[0], rows)  # type: ignore[arg-type]
-    return scene.extra_input(like, Extra(f"side_by_side_{len(scene.extras)}", pack.current, pack.undo))
+    return ctx.extra_input(like, Extra(f"side_by_side_{len(ctx.extras)}", pack.current, pack.undo))
 
 
 def _stand_in(like: Tensor, rows: int) -> Tensor:
@@ -218,7 +218,7 @@ class Pack:
         if are_adjacent(parameters):
             first, rows = parameters[0].detach(), sum(x.shape[0] for x in parameters)
             pack = first.as_strided((rows, *first.shape[1:]), first.stride())
-        elif not may_be_laid(parameters):  # of another layer than the traced one, or tied since
+        elif not may_be_packed(parameters):  # of another layer than the traced one, or tied since
             return torch.cat([x.detach() for x in parameters])
         else:
             pack = torch.cat([x.detach() for x in parameters])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ridgeline.optimizer.in_place.padded_linear import LEAST_ROWS, NARROW, is_odd_size, product_of
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -31,26 +31,26 @@ def odd_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     ),
     exact="reordered",
 )
-def odd_products(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast:
+def odd_products(ctx: GraphContext) -> list[Match]:
+    if ctx.training or ctx.autocast:
         return []
-    return [match for node in scene.nodes if (match := _put(scene, node)) is not None]
+    return [match for node in ctx.nodes if (match := _put(ctx, node)) is not None]
 
 
-def _put(scene: Scene, node: fx.Node) -> Match | None:
+def _put(ctx: GraphContext, node: fx.Node) -> Match | None:
     read = call(node)
     if read is None or read.op != "linear" or not isinstance(read["weight"], fx.Node):
         return None
-    x, weight, bias = scene.tensor(read["input"]), scene.tensor(read["weight"]), scene.tensor(read.get("bias"))
-    shape = scene.shape(read["input"])
+    x, weight, bias = ctx.tensor(read["input"]), ctx.tensor(read["weight"]), ctx.tensor(read.get("bias"))
+    shape = ctx.shape(read["input"])
     if x is None or weight is None or shape is None or weight.dim() != 2 or not weight.is_contiguous():
         return None
     if x.dtype not in NARROW or x.dtype != weight.dtype or (bias is not None and bias.dtype != x.dtype):
         return None
     if not is_odd_size(*weight.shape) or torch.Size(shape[:-1]).numel() < LEAST_ROWS:
         return None
-    new = scene.emit(node, odd_linear, read["input"], read["weight"], read.get("bias"))
-    if not scene.replace(node, new):
+    new = ctx.emit(node, odd_linear, read["input"], read["weight"], read.get("bias"))
+    if not ctx.replace(node, new):
         return None
-    scene.discard(node)
-    return scene.match(new, f"{tuple(shape)} × {tuple(weight.shape)}")
+    ctx.discard(node)
+    return ctx.match(new, f"{tuple(shape)} × {tuple(weight.shape)}")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 
@@ -17,9 +17,9 @@ from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
     summary="products and sums with several numbers become one",
     worth=Worth(eager=1.5, compiled=1.0001, basis="a kernel less each; compilers fuse them"),
 )
-def numbers(scene: Scene) -> list[Match]:
+def numbers(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
         outer = None if read is None else _affine(read)
         if outer is None:
@@ -27,20 +27,20 @@ def numbers(scene: Scene) -> list[Match]:
         inner_node = outer[2]
         inner_read = call(inner_node)
         inner = None if inner_read is None or len(inner_node.users) != 1 else _affine(inner_read)
-        if inner is None or outer[0] != inner[0] or not _is_float(scene, inner[2]):
+        if inner is None or outer[0] != inner[0] or not _is_float(ctx, inner[2]):
             continue
-        if scene.dtype(inner[2]) != scene.dtype(node) or not scene.unchanged((inner[2],), (inner_node, node), node):
+        if ctx.dtype(inner[2]) != ctx.dtype(node) or not ctx.unchanged((inner[2],), (inner_node, node), node):
             continue
         target, number = (torch.mul, outer[1] * inner[1]) if outer[0] == "mul" else (torch.add, outer[1] + inner[1])
-        new = scene.emit(node, target, inner[2], number)
-        if scene.replace(node, new):
-            scene.discard(node)
-            found.append(scene.match(new, "numbers joined"))
+        new = ctx.emit(node, target, inner[2], number)
+        if ctx.replace(node, new):
+            ctx.discard(node)
+            found.append(ctx.match(new, "numbers joined"))
     return found
 
 
-def _is_float(scene: Scene, node: Any) -> bool:
-    dtype = scene.dtype(node)
+def _is_float(ctx: GraphContext, node: Any) -> bool:
+    dtype = ctx.dtype(node)
     return dtype is not None and dtype.is_floating_point
 
 

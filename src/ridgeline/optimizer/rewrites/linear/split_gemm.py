@@ -17,7 +17,7 @@ from ridgeline.engine.autotune import Contest, may_time, prepared
 from ridgeline.kernels.split_gemm.attend import attend, fits
 from ridgeline.kernels.split_gemm.op import MATMUL, is_thin, pieces_fit, planned, tall_fits, thin_fits
 from ridgeline.kernels.tensorfloat import products_round
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -124,27 +124,27 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     exact="reordered",
     needs_kernels=True,
 )
-def halves(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast or products_round():
+def halves(ctx: GraphContext) -> list[Match]:
+    if ctx.training or ctx.autocast or products_round():
         return []
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = _as_matmul(call(node))
-        if read is not None and (match := _put(scene, node, read)) is not None:
+        if read is not None and (match := _put(ctx, node, read)) is not None:
             found.append(match)
     return found
 
 
-def _put(scene: Scene, node: fx.Node, read: Call) -> Match | None:
-    factors = _factors(scene, read)
+def _put(ctx: GraphContext, node: fx.Node, read: Call) -> Match | None:
+    factors = _factors(ctx, read)
     if factors is None or not _pays(factors):
         return None
     target, args = (raced_linear, _linear_args(read)) if read.op == "linear" else (raced_product, _matmul_args(read))
-    new = scene.emit(node, target, *args)
-    if not scene.replace(node, new):
+    new = ctx.emit(node, target, *args)
+    if not ctx.replace(node, new):
         return None
-    scene.discard(node)
-    return scene.match(new, f"float32 product {tuple(factors[0].shape)} × {tuple(factors[1].shape)}")
+    ctx.discard(node)
+    return ctx.match(new, f"float32 product {tuple(factors[0].shape)} × {tuple(factors[1].shape)}")
 
 
 def _as_matmul(read: Call | None) -> Call | None:
@@ -168,15 +168,15 @@ def _matmul_args(read: Call) -> tuple[Any, ...]:
     return read["input"], read["other"], read.get("bias")
 
 
-def _factors(scene: Scene, read: Call) -> tuple[Tensor, Tensor] | None:
+def _factors(ctx: GraphContext, read: Call) -> tuple[Tensor, Tensor] | None:
     """The factors of a GEMM that our kernel supports, as [..., M, K] and [K, N]."""
     if read.op not in ("linear", "matmul", "mm", "bmm", "addmm"):
         return None
     if read.given.get("beta", 1) != 1 or read.given.get("alpha", 1) != 1:
         return None
-    a, b = scene.tensor(read["input"]), scene.tensor(read["weight" if read.op == "linear" else "other"])
-    bias = scene.tensor(read.get("bias"))
-    if a is None or b is None or scene.shape(read["input"]) is None or b.dim() < 2:
+    a, b = ctx.tensor(read["input"]), ctx.tensor(read["weight" if read.op == "linear" else "other"])
+    bias = ctx.tensor(read.get("bias"))
+    if a is None or b is None or ctx.shape(read["input"]) is None or b.dim() < 2:
         return None
     b = b.t() if read.op == "linear" else b
     return (a, b) if MATMUL.support(a, b, bias) is None else None
@@ -198,27 +198,27 @@ def _pays(factors: tuple[Tensor, Tensor]) -> bool:
     exact="reordered",
     needs_kernels=True,
 )
-def wide_attention(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast or products_round():
+def wide_attention(ctx: GraphContext) -> list[Match]:
+    if ctx.training or ctx.autocast or products_round():
         return []
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
-        if read is None or read.op != "attention" or not _is_wide(scene, read):
+        if read is None or read.op != "attention" or not _is_wide(ctx, read):
             continue
-        scale = read.get("scale") or (scene.shape(read["query"]) or (1,))[-1] ** -0.5
-        out = scene.tensor(node)
+        scale = read.get("scale") or (ctx.shape(read["query"]) or (1,))[-1] ** -0.5
+        out = ctx.tensor(node)
         turned = out is not None and not out.is_contiguous()
-        new = scene.emit(node, attention_by_products, read["query"], read["key"], read["value"], scale, turned)
-        if scene.replace(node, new):
-            scene.discard(node)
-            found.append(scene.match(new, f"attention {scene.shape(read['query'])}"))
+        new = ctx.emit(node, unfused_attention, read["query"], read["key"], read["value"], scale, turned)
+        if ctx.replace(node, new):
+            ctx.discard(node)
+            found.append(ctx.match(new, f"attention {ctx.shape(read['query'])}"))
     return found
 
 
-def _is_wide(scene: Scene, read: Call) -> bool:
+def _is_wide(ctx: GraphContext, read: Call) -> bool:
     """Plain attention of contiguous float32 heads, as many of keys as of queries."""
-    tensors = [scene.tensor(read.given.get(name)) for name in ("query", "key", "value")]
+    tensors = [ctx.tensor(read.given.get(name)) for name in ("query", "key", "value")]
     plain = read.get("attn_mask") is None and not read.get("is_causal", False) and not read.get("dropout_p", 0.0)
     if not plain or read.get("enable_gqa", False) or any(each is None or each.dim() != 4 for each in tensors):
         return False
@@ -228,7 +228,7 @@ def _is_wide(scene: Scene, read: Call) -> bool:
     return dense and q[:2] == k[:2] == v[:2] and q[-1] > 256 and min(q[2], k[2]) >= 128
 
 
-def attention_by_products(q: Tensor, k: Tensor, v: Tensor, scale: float, turned: bool = False) -> Tensor:
+def unfused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, turned: bool = False) -> Tensor:
     """softmax(q kᵀ · scale) v, head by head; ``turned`` puts the heads of a position side by side."""
     heads = [each.flatten(0, 1) for each in (q, k, v)]
     scores = raced_product(heads[0], heads[1].transpose(1, 2), None)
@@ -283,28 +283,28 @@ def _(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, turned: bool)
     exact="reordered",
     needs_kernels=True,
 )
-def float32_attention(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast or products_round():
+def float32_attention(ctx: GraphContext) -> list[Match]:
+    if ctx.training or ctx.autocast or products_round():
         return []
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
-        if read is None or read.op != "attention" or not _is_plain_float32(scene, read):
+        if read is None or read.op != "attention" or not _is_plain_float32(ctx, read):
             continue
-        scale = read.get("scale") or (scene.shape(read["query"]) or (1,))[-1] ** -0.5
-        out = scene.tensor(node)
+        scale = read.get("scale") or (ctx.shape(read["query"]) or (1,))[-1] ** -0.5
+        out = ctx.tensor(node)
         turned, causal = out is not None and not out.is_contiguous(), bool(read.get("is_causal", False))
-        new = scene.emit(node, raced_attention, read["query"], read["key"], read["value"], scale, causal, turned)
-        if scene.replace(node, new):
-            scene.discard(node)
-            found.append(scene.match(new, f"float32 attention {scene.shape(read['query'])}"))
+        new = ctx.emit(node, raced_attention, read["query"], read["key"], read["value"], scale, causal, turned)
+        if ctx.replace(node, new):
+            ctx.discard(node)
+            found.append(ctx.match(new, f"float32 attention {ctx.shape(read['query'])}"))
     return found
 
 
-def _is_plain_float32(scene: Scene, read: Call) -> bool:
+def _is_plain_float32(ctx: GraphContext, read: Call) -> bool:
     """Attention without masks but the causal one, with supported heads, and large enough."""
-    tensors = [scene.tensor(read.given.get(name)) for name in ("query", "key", "value")]
-    if any(each is None for each in tensors) or scene.shape(read["query"]) is None:
+    tensors = [ctx.tensor(read.given.get(name)) for name in ("query", "key", "value")]
+    if any(each is None for each in tensors) or ctx.shape(read["query"]) is None:
         return False
     if read.get("attn_mask") is not None or read.get("dropout_p", 0.0) or read.get("enable_gqa", False):
         return False

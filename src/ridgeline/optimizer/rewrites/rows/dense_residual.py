@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from ridgeline.optimizer.in_place.dense_residual import dense, lies_across
-from ridgeline.optimizer.rewrites.context import Scene, is_written
+from ridgeline.optimizer.in_place.dense_residual import dense, is_transposed_rows
+from ridgeline.optimizer.rewrites.context import GraphContext, is_written
 from ridgeline.optimizer.rewrites.op_names import call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -19,35 +19,35 @@ _TURNED = ("transpose", "permute", "mT")
     worth=Worth(eager=1.3, compiled=1.2, basis="two sums a layer that read and write across rows, in every layer"),
     exact="bits",
 )
-def dense_rows(scene: Scene) -> list[Match]:
+def dense_rows(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
-        value = scene.tensor(node)
-        if read is None or read.op != "add" or value is None or not lies_across(value) or is_written(scene, node):
+        value = ctx.tensor(node)
+        if read is None or read.op != "add" or value is None or not is_transposed_rows(value) or is_written(ctx, node):
             continue
         for side in ("input", "other"):
             turned = read.given.get(side)
-            if _is_turned(scene, turned) and scene.shape(turned) == scene.shape(node):
-                found.append(_laid(scene, node, turned))
+            if _is_turned(ctx, turned) and ctx.shape(turned) == ctx.shape(node):
+                found.append(_laid(ctx, node, turned))
                 break
     return found
 
 
-def _is_turned(scene: Scene, node: object) -> bool:
-    read, value = call(node), scene.tensor(node)
-    return read is not None and read.op in _TURNED and value is not None and lies_across(value)
+def _is_turned(ctx: GraphContext, node: object) -> bool:
+    read, value = call(node), ctx.tensor(node)
+    return read is not None and read.op in _TURNED and value is not None and is_transposed_rows(value)
 
 
-def _laid(scene: Scene, node: fx.Node, turned: fx.Node) -> Match:
+def _laid(ctx: GraphContext, node: fx.Node, turned: fx.Node) -> Match:
     """Replace a sum by one over a contiguous copy of its transposed operand."""
-    copied = scene.emit(node, dense, turned)
+    copied = ctx.emit(node, dense, turned)
     args = tuple(copied if each is turned else each for each in node.args)
-    new = scene.emit(node, node.target, *args, **node.kwargs) if callable(node.target) else None  # type: ignore[arg-type]
-    new = new or scene.emit(node, _added, *args, **node.kwargs)
-    scene.relaid(node, new)
-    scene.discard(node)
-    return scene.match(new, f"rows of {tuple(scene.shape(new) or ())}")
+    new = ctx.emit(node, node.target, *args, **node.kwargs) if callable(node.target) else None  # type: ignore[arg-type]
+    new = new or ctx.emit(node, _added, *args, **node.kwargs)
+    ctx.replace_any_layout(node, new)
+    ctx.discard(node)
+    return ctx.match(new, f"rows of {tuple(ctx.shape(new) or ())}")
 
 
 def _added(x: object, other: object, **options: object) -> object:

@@ -7,7 +7,7 @@ from torch import fx
 
 from ridgeline.kernels import dropout_add
 from ridgeline.kernels.rows import float_reason
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import TRAINING, Match, Worth, rewrite
 
@@ -20,18 +20,18 @@ from ridgeline.optimizer.rewrites.registry import TRAINING, Match, Worth, rewrit
     exact="rounding",
     needs_kernels=True,
 )
-def dropout_sum(scene: Scene) -> list[Match]:
-    if not scene.training:
+def dropout_sum(ctx: GraphContext) -> list[Match]:
+    if not ctx.training:
         return []
     found = []
-    for node in scene.nodes:
-        match = _put(scene, node)
+    for node in ctx.nodes:
+        match = _put(ctx, node)
         if match is not None:
             found.append(match)
     return found
 
 
-def _put(scene: Scene, node: fx.Node) -> Match | None:
+def _put(ctx: GraphContext, node: fx.Node) -> Match | None:
     total = call(node)
     if total is None or total.op != "add" or total.given.get("alpha") not in (None, 1):
         return None
@@ -39,16 +39,16 @@ def _put(scene: Scene, node: fx.Node) -> Match | None:
         read = call(dropped)
         if read is None or not _drops(read) or len(dropped.users) != 1 or not isinstance(residual, fx.Node):
             continue
-        x, other = scene.tensor(read["input"]), scene.tensor(residual)
+        x, other = ctx.tensor(read["input"]), ctx.tensor(residual)
         if x is None or other is None or x.shape != other.shape or x.dtype != other.dtype or float_reason(x=x):
             continue
-        if not scene.unchanged((read["input"], residual), (dropped,), node):
+        if not ctx.unchanged((read["input"], residual), (dropped,), node):
             continue
-        new = scene.emit(node, dropout_add, read["input"], residual, read.get("p", 0.5), True)
-        if scene.replace(node, new):
-            scene.discard(node)
-            scene.graph.erase_node(dropped)  # it draws random numbers, so dead-code elimination keeps it
-            return scene.match(new, f"dropout and sum {tuple(x.shape)}")
+        new = ctx.emit(node, dropout_add, read["input"], residual, read.get("p", 0.5), True)
+        if ctx.replace(node, new):
+            ctx.discard(node)
+            ctx.graph.erase_node(dropped)  # it draws random numbers, so dead-code elimination keeps it
+            return ctx.match(new, f"dropout and sum {tuple(x.shape)}")
     return None
 
 

@@ -11,7 +11,7 @@ from torch import fx
 from ridgeline.kernels import geglu, relu2, swiglu
 from ridgeline.kernels.gated.op import GATED
 from ridgeline.kernels.relu2.op import RELU2
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Worth, rewrite
 
@@ -25,27 +25,27 @@ _CLOSE = 1e-4
     summary="SiLU, GELU and squared ReLU written out become one call",
     worth=Worth(eager=3.0, compiled=1.0001, basis="three to eight passes over memory become one; compilers fuse them"),
 )
-def activation(scene: Scene) -> list[Match]:
+def activation(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
         if read is None or read.op not in ("mul", "pow", "square"):
             continue
         for name, form, target, options in _FORMS:
             source = form(read)
-            if source is not None and _put(scene, node, target, source, options):
-                found.append(scene.match(node, f"{name} written out"))
+            if source is not None and _put(ctx, node, target, source, options):
+                found.append(ctx.match(node, f"{name} written out"))
                 break
     return found
 
 
-def _put(scene: Scene, node: fx.Node, target: Any, source: fx.Node, options: dict[str, Any]) -> bool:
-    if not scene.unchanged((source,), _between(node, source), node):
+def _put(ctx: GraphContext, node: fx.Node, target: Any, source: fx.Node, options: dict[str, Any]) -> bool:
+    if not ctx.unchanged((source,), _between(node, source), node):
         return False
-    new = scene.emit(node, target, source, **options)
-    if not scene.replace(node, new):
+    new = ctx.emit(node, target, source, **options)
+    if not ctx.replace(node, new):
         return False
-    scene.discard(node)
+    ctx.discard(node)
     return True
 
 
@@ -225,35 +225,35 @@ def _number(value: Any) -> float | None:
     },
     needs_kernels=True,
 )
-def gate(scene: Scene) -> list[Match]:
+def gate(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
-        if read is None or scene.autocast:
+        if read is None or ctx.autocast:
             continue
-        match = _gated(scene, read) or _squared_relu(scene, read)
+        match = _gated(ctx, read) or _squared_relu(ctx, read)
         if match is not None:
             found.append(match)
     return found
 
 
-def _gated(scene: Scene, read: Call) -> Match | None:
+def _gated(ctx: GraphContext, read: Call) -> Match | None:
     for gated, up in _sides(read, "mul"):
         kind = _gate_kind(gated)
         if kind is None or len(gated.users) != 1 or up is gated:
             continue
         source = call(gated)["input"]  # type: ignore[index]
-        if GATED.support(scene.value(source), scene.value(up), kind) is not None or scene.tensor(source) is None:
+        if GATED.support(ctx.value(source), ctx.value(up), kind) is not None or ctx.tensor(source) is None:
             continue
-        if not scene.unchanged((source, up), (gated, read.node), read.node):
+        if not ctx.unchanged((source, up), (gated, read.node), read.node):
             continue
         if kind == "silu":
-            new = scene.emit(read.node, swiglu, source, up)
+            new = ctx.emit(read.node, swiglu, source, up)
         else:
-            new = scene.emit(read.node, geglu, source, up, kind.removeprefix("gelu_"))
-        if scene.replace(read.node, new):
-            scene.discard(read.node)
-            return scene.match(new, f"{kind} gate {tuple(scene.shape(source) or ())}")
+            new = ctx.emit(read.node, geglu, source, up, kind.removeprefix("gelu_"))
+        if ctx.replace(read.node, new):
+            ctx.discard(read.node)
+            return ctx.match(new, f"{kind} gate {tuple(ctx.shape(source) or ())}")
     return None
 
 
@@ -268,7 +268,7 @@ def _gate_kind(node: Any) -> str | None:
     return None
 
 
-def _squared_relu(scene: Scene, read: Call) -> Match | None:
+def _squared_relu(ctx: GraphContext, read: Call) -> Match | None:
     inner = read.given.get("input")
     is_square = read.op == "square" or (read.op == "pow" and _number(read["other"]) == 2.0)
     is_product = read.op == "mul" and inner is read.given.get("other")
@@ -276,12 +276,12 @@ def _squared_relu(scene: Scene, read: Call) -> Match | None:
     if not (is_square or is_product) or rectified is None or rectified.op != "relu" or len(rectified.node.users) != 1:
         return None
     source = rectified["input"]
-    if scene.tensor(source) is None or RELU2.support(scene.value(source)) is not None:
+    if ctx.tensor(source) is None or RELU2.support(ctx.value(source)) is not None:
         return None
-    if not scene.unchanged((source,), (inner, read.node), read.node):
+    if not ctx.unchanged((source,), (inner, read.node), read.node):
         return None
-    new = scene.emit(read.node, relu2, source)
-    if not scene.replace(read.node, new):
+    new = ctx.emit(read.node, relu2, source)
+    if not ctx.replace(read.node, new):
         return None
-    scene.discard(read.node)
-    return scene.match(new, f"squared ReLU {tuple(scene.shape(source) or ())}")
+    ctx.discard(read.node)
+    return ctx.match(new, f"squared ReLU {tuple(ctx.shape(source) or ())}")

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from ridgeline.engine.autotune import Contest
 from ridgeline.kernels import embedding_bags
-from ridgeline.optimizer.rewrites.context import Scene, clash
+from ridgeline.optimizer.rewrites.context import GraphContext, clash
 from ridgeline.optimizer.rewrites.op_names import call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -39,14 +39,14 @@ def sorted_edges(index: Tensor, num: int) -> tuple[Tensor, Tensor]:
 
 
 def _sorted(index: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    if _nobody_wants(index, num):  # rows are still picked by it: return valid indices
+    if _library_won(index, num):  # rows are still picked by it: return valid indices
         return index.new_zeros(index.shape, dtype=torch.int64), index.new_zeros(num + 1, dtype=torch.int64)
     values, order = torch.sort(index.to(torch.int32), stable=True)
     ends = torch.arange(num + 1, device=index.device, dtype=torch.int32)
     return order, torch.searchsorted(values, ends)
 
 
-def _nobody_wants(index: Tensor, num: int) -> bool:
+def _library_won(index: Tensor, num: int) -> bool:
     """Whether the library won every race over so many edges: then the sort is skipped."""
     found = [name for key, name in CONTEST.won.items() if key[:3] == (index.numel(), num, index.device)]  # type: ignore[index]
     return bool(found) and "bags" not in found
@@ -77,7 +77,7 @@ def _summed(
         "bags": partial(_bags, x, factors, order, picked, offsets),
     }
     key = (index.numel(), num, index.device, x.shape, x.dtype, rows is None, factors is None)
-    if key not in CONTEST.won and _nobody_wants(index, num):  # without a sort bags would be empty, and fast
+    if key not in CONTEST.won and _library_won(index, num):  # without a sort bags would be empty, and fast
         return ways["library"]()
     return CONTEST.run(key, ways, x.device)
 
@@ -135,26 +135,26 @@ class Sum:
     exact="reordered",
     needs_kernels=True,
 )
-def index_sums(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast:
+def index_sums(ctx: GraphContext) -> list[Match]:
+    if ctx.training or ctx.autocast:
         return []
     found: list[Match] = []
     orders: dict[Any, tuple[fx.Node, fx.Node, fx.Node, fx.Node]] = {}
-    for node in scene.nodes:
-        read = _read(scene, node)
-        if read is not None and (match := _put(scene, read, orders)) is not None:
+    for node in ctx.nodes:
+        read = _read(ctx, node)
+        if read is not None and (match := _put(ctx, read, orders)) is not None:
             found.append(match)
     return found
 
 
-def _read(scene: Scene, node: fx.Node) -> Sum | None:
+def _read(ctx: GraphContext, node: fx.Node) -> Sum | None:
     kind = _ADDS.get(node.target) if node.op in ("call_function", "call_method") else None
     given = None if kind is None else _arguments(node, kind)
     if given is None:
         return None
     base, dim, index, messages = given
-    where, what, into = scene.tensor(index), scene.tensor(messages), scene.tensor(base)
-    if where is None or what is None or into is None or scene.shape(messages) is None or scene.shape(base) is None:
+    where, what, into = ctx.tensor(index), ctx.tensor(messages), ctx.tensor(base)
+    if where is None or what is None or into is None or ctx.shape(messages) is None or ctx.shape(base) is None:
         return None
     if what.dim() < 2 or dim not in (0, -what.dim()) or what.dtype not in _DTYPES or what.dtype != into.dtype:
         return None
@@ -164,9 +164,9 @@ def _read(scene: Scene, node: fx.Node) -> Sum | None:
         return None
     fits = into.shape[1:] == what.shape[1:] and what.numel() >= LEAST_ELEMENTS and into.shape[0] < 2**31 - 1
     # The embedding-bag kernel takes rows of up to so many columns.
-    if not fits or what.shape[1:].numel() > 1024 or not _is_fresh_zeros(scene, base, node):
+    if not fits or what.shape[1:].numel() > 1024 or not _is_fresh_zeros(ctx, base, node):
         return None
-    return _messages(scene, Sum(node, base, index, column, messages, inside=(node,)))
+    return _messages(ctx, Sum(node, base, index, column, messages, inside=(node,)))
 
 
 def _arguments(node: fx.Node, kind: str) -> tuple[Any, Any, Any, Any] | None:
@@ -177,20 +177,20 @@ def _arguments(node: fx.Node, kind: str) -> tuple[Any, Any, Any, Any] | None:
     return given["input"], given["dim"], given["index"], given[names[3]]
 
 
-def _is_fresh_zeros(scene: Scene, base: Any, node: fx.Node) -> bool:
+def _is_fresh_zeros(ctx: GraphContext, base: Any, node: fx.Node) -> bool:
     """Whether the sum starts from zeros without other users."""
     zeros = isinstance(base, fx.Node) and (base.target in (torch.zeros, torch.zeros_like, "new_zeros"))
-    if not zeros or any(user is not node and scene.position(user) < scene.position(node) for user in base.users):
+    if not zeros or any(user is not node and ctx.position(user) < ctx.position(node) for user in base.users):
         return False
-    memory = scene.memory(base)
-    others = [each for each in scene.nodes if each is not base and scene.position(each) < scene.position(node)]
-    return not any(scene.memory(each) and clash(memory, scene.memory(each)) for each in others)
+    memory = ctx.memory(base)
+    others = [each for each in ctx.nodes if each is not base and ctx.position(each) < ctx.position(node)]
+    return not any(ctx.memory(each) and clash(memory, ctx.memory(each)) for each in others)
 
 
-def _messages(scene: Scene, read: Sum) -> Sum | None:
+def _messages(ctx: GraphContext, read: Sum) -> Sum | None:
     """What is summed: gathered rows of a matrix with one factor per row, or all of it."""
-    scaled, factors = _scaled(scene, read.x)
-    gathered = _gathered(scene, scaled if scaled is not None else read.x)
+    scaled, factors = _scaled(ctx, read.x)
+    gathered = _gathered(ctx, scaled if scaled is not None else read.x)
     inside = read.inside
     if gathered is not None:
         x, rows, wraps, node = gathered
@@ -199,17 +199,17 @@ def _messages(scene: Scene, read: Sum) -> Sum | None:
     elif scaled is not None:
         inside = (*inside, read.x)
         read = Sum(read.node, read.base, read.index, read.column, scaled, None, False, factors, inside)
-    x_value = scene.tensor(read.x)
+    x_value = ctx.tensor(read.x)
     return read if x_value is not None and x_value.is_contiguous() else None
 
 
-def _scaled(scene: Scene, node: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
+def _scaled(ctx: GraphContext, node: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
     """Rows and the column they are multiplied by; None if a node is no such product."""
-    read, value = call(node), scene.tensor(node)
+    read, value = call(node), ctx.tensor(node)
     if read is None or read.op != "mul" or value is None:
         return None, None
     for rows, column in ((read["input"], read["other"]), (read["other"], read["input"])):
-        a, b = scene.tensor(rows), scene.tensor(column)
+        a, b = ctx.tensor(rows), ctx.tensor(column)
         if a is None or b is None or a.shape != value.shape or a.dtype != value.dtype or b.dtype != a.dtype:
             continue
         if b.shape == (value.shape[0], *([1] * (value.dim() - 1))) and b.is_contiguous():
@@ -217,7 +217,7 @@ def _scaled(scene: Scene, node: fx.Node) -> tuple[fx.Node | None, fx.Node | None
     return None, None
 
 
-def _gathered(scene: Scene, node: fx.Node) -> tuple[fx.Node, fx.Node, bool, fx.Node] | None:
+def _gathered(ctx: GraphContext, node: fx.Node) -> tuple[fx.Node, fx.Node, bool, fx.Node] | None:
     """Rows of a tensor picked by an index: the tensor, the index, and whether indices may be negative."""
     if node.op == "call_function" and node.target is operator.getitem and len(node.args) == 2:
         x, rows = node.args
@@ -231,7 +231,7 @@ def _gathered(scene: Scene, node: fx.Node) -> tuple[fx.Node, fx.Node, bool, fx.N
             return None
     else:
         return None
-    value, by = scene.tensor(x), scene.tensor(rows)
+    value, by = ctx.tensor(x), ctx.tensor(rows)
     if value is None or by is None or by.dim() != 1 or by.dtype not in (torch.int64, torch.int32) or value.dim() < 2:
         return None
     assert isinstance(x, fx.Node) and isinstance(rows, fx.Node)
@@ -243,42 +243,42 @@ def _asked(pair: tuple[str, Any]) -> Any:
     return pair[1] if pair[0] in ("max_norm",) else None
 
 
-def _put(scene: Scene, read: Sum, orders: dict[Any, tuple[fx.Node, fx.Node, fx.Node, fx.Node]]) -> Match | None:
+def _put(ctx: GraphContext, read: Sum, orders: dict[Any, tuple[fx.Node, fx.Node, fx.Node, fx.Node]]) -> Match | None:
     leaves = [each for each in (read.x, read.rows, read.factors, read.index) if each is not None]
-    if not scene.unchanged(leaves, read.inside, read.node):
+    if not ctx.unchanged(leaves, read.inside, read.node):
         return None
-    num, node = int(scene.shape(read.base)[0]), read.node  # type: ignore[index]
-    key = (read.index, read.column, num, read.rows, read.wraps, scene.shape(read.x)[0])  # type: ignore[index]
-    if key in orders and not scene.unchanged((read.index, read.rows), (orders[key][1],), node):
+    num, node = int(ctx.shape(read.base)[0]), read.node  # type: ignore[index]
+    key = (read.index, read.column, num, read.rows, read.wraps, ctx.shape(read.x)[0])  # type: ignore[index]
+    if key in orders and not ctx.unchanged((read.index, read.rows), (orders[key][1],), node):
         return None
     if key not in orders:
-        orders[key] = _ordered(scene, read, num)
+        orders[key] = _ordered(ctx, read, num)
     index, order, picked, offsets = orders[key]
-    new = scene.emit(node, index_sum, read.x, read.rows, read.factors, index, order, picked, offsets, num)
-    if not scene.alike(node, new):
-        scene.discard(new)
+    new = ctx.emit(node, index_sum, read.x, read.rows, read.factors, index, order, picked, offsets, num)
+    if not ctx.alike(node, new):
+        ctx.discard(new)
         return None
     node.replace_all_uses_with(new)
     if str(node.target).endswith("_"):
         for user in [user for user in read.base.users if user is not node]:
             user.replace_input_with(read.base, new)
-        scene.erase_writer(node)
-        scene.discard(read.base)
+        ctx.erase_writer(node)
+        ctx.discard(read.base)
     else:
-        scene.discard(node)
-    shape = scene.shape(read.x)
-    return scene.match(new, f"{scene.shape(index)} of {shape} to {num}")
+        ctx.discard(node)
+    shape = ctx.shape(read.x)
+    return ctx.match(new, f"{ctx.shape(index)} of {shape} to {num}")
 
 
-def _ordered(scene: Scene, read: Sum, num: int) -> tuple[fx.Node, fx.Node, fx.Node, fx.Node]:
+def _ordered(ctx: GraphContext, read: Sum, num: int) -> tuple[fx.Node, fx.Node, fx.Node, fx.Node]:
     """The index as one dim, its sorting order, the rows in that order and the start of each value."""
     at = read.node
-    index = scene.emit(at, torch.select, read.index, 1, 0) if read.column else read.index
-    both = scene.emit(at, sorted_edges, index, num)
-    order, offsets = (scene.emit(at, operator.getitem, both, i) for i in range(2))
+    index = ctx.emit(at, torch.select, read.index, 1, 0) if read.column else read.index
+    both = ctx.emit(at, sorted_edges, index, num)
+    order, offsets = (ctx.emit(at, operator.getitem, both, i) for i in range(2))
     if read.rows is None:
         return index, order, order, offsets
     rows = read.rows
     if read.wraps:
-        rows = scene.emit(at, from_end, rows, int(scene.shape(read.x)[0]))  # type: ignore[index]
-    return index, order, scene.emit(at, torch.index_select, rows, 0, order), offsets
+        rows = ctx.emit(at, from_end, rows, int(ctx.shape(read.x)[0]))  # type: ignore[index]
+    return index, order, ctx.emit(at, torch.index_select, rows, 0, order), offsets

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from ridgeline.engine.autotune import Contest
 from ridgeline.kernels.long_norm.config import LEAST_COLS
 from ridgeline.kernels.long_norm.op import LONG_NORM, in_registers, long_norm
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -81,56 +81,56 @@ Args = tuple[fx.Node, str, int, Any, Any, int, float]
     exact="reordered",
     needs_kernels=True,
 )
-def long_rows(scene: Scene) -> list[Match]:
+def long_rows(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
-        args = None if read is None or scene.training or scene.autocast else _row_args(scene, read)
-        if args is None or not _is_long(scene, args) or LONG_NORM.support(*(scene.value(each) for each in args)):
+        args = None if read is None or ctx.training or ctx.autocast else _row_args(ctx, read)
+        if args is None or not _is_long(ctx, args) or LONG_NORM.support(*(ctx.value(each) for each in args)):
             continue
         inside = [node, *(each for each in node.all_input_nodes if each is not args[0])]
-        if not scene.unchanged((args[0], args[3], args[4]), inside, node):
+        if not ctx.unchanged((args[0], args[3], args[4]), inside, node):
             continue
-        if (match := _scaled(scene, node, args)) is not None:
+        if (match := _scaled(ctx, node, args)) is not None:
             found.append(match)
             continue
-        new = scene.emit(node, raced_rows, *args)
-        if scene.replace(node, new):
-            _erase(scene, node)
-            found.append(scene.match(new, f"{args[1]} of rows of {args[2]}"))
+        new = ctx.emit(node, raced_rows, *args)
+        if ctx.replace(node, new):
+            _erase(ctx, node)
+            found.append(ctx.match(new, f"{args[1]} of rows of {args[2]}"))
     return found
 
 
-def _scaled(scene: Scene, node: fx.Node, args: Args) -> Match | None:
+def _scaled(ctx: GraphContext, node: fx.Node, args: Args) -> Match | None:
     """Rows with the factor applied after them: a number per channel of an image."""
     at, last = node, _only_call(node)
     if last is not None and last.op in ("view", "reshape"):
         at, last = last.node, _only_call(last.node)
-    if args[1] == "norm" or last is None or last.op != "mul" or scene.shape(last.node) != scene.shape(at):
+    if args[1] == "norm" or last is None or last.op != "mul" or ctx.shape(last.node) != ctx.shape(at):
         return None
     a, b = last.given.get("input"), last.given.get("other")
     by = b if a is at else a
-    if not isinstance(by, fx.Node) or by is at or not _goes_round(scene, by, at, args[2]):
+    if not isinstance(by, fx.Node) or by is at or not _is_cyclic(ctx, by, at, args[2]):
         return None
-    if not scene.unchanged((args[0], by), (node, at, last.node), last.node):
+    if not ctx.unchanged((args[0], by), (node, at, last.node), last.node):
         return None
-    weight = scene.emit(last.node, torch.reshape, by, (-1,))
-    rows = scene.emit(last.node, raced_rows, *args[:3], weight, None, 1, args[6])
-    new = scene.emit(last.node, torch.reshape, rows, scene.shape(at))
-    if LONG_NORM.support(*(scene.value(each) for each in rows.args)) or not scene.replace(last.node, new):
-        scene.discard(new)
+    weight = ctx.emit(last.node, torch.reshape, by, (-1,))
+    rows = ctx.emit(last.node, raced_rows, *args[:3], weight, None, 1, args[6])
+    new = ctx.emit(last.node, torch.reshape, rows, ctx.shape(at))
+    if LONG_NORM.support(*(ctx.value(each) for each in rows.args)) or not ctx.replace(last.node, new):
+        ctx.discard(new)
         return None
-    scene.discard(last.node)
-    return scene.match(new, f"{args[1]} of rows of {args[2]}, scaled")
+    ctx.discard(last.node)
+    return ctx.match(new, f"{args[1]} of rows of {args[2]}, scaled")
 
 
 def _only_call(node: fx.Node) -> Call | None:
     return call(next(iter(node.users))) if len(node.users) == 1 else None
 
 
-def _goes_round(scene: Scene, by: fx.Node, at: fx.Node, cols: int) -> bool:
+def _is_cyclic(ctx: GraphContext, by: fx.Node, at: fx.Node, cols: int) -> bool:
     """Whether a float32 tensor on the same device has one number per row, cyclic."""
-    sizes, shape, x, y = scene.shape(at), scene.shape(by), scene.tensor(by), scene.tensor(at)
+    sizes, shape, x, y = ctx.shape(at), ctx.shape(by), ctx.tensor(by), ctx.tensor(at)
     if not sizes or shape is None or x is None or y is None or x.dtype != torch.float32 or x.device != y.device:
         return False
     full = (1,) * (len(sizes) - len(shape)) + shape
@@ -141,25 +141,25 @@ def _goes_round(scene: Scene, by: fx.Node, at: fx.Node, cols: int) -> bool:
     return full[start:first] == sizes[start:first]
 
 
-def _erase(scene: Scene, node: fx.Node) -> None:
+def _erase(ctx: GraphContext, node: fx.Node) -> None:
     """Erase a norm that counts as in-place because it could write running statistics, but has none."""
-    if node in scene.writers():
-        scene.erase_writer(node)
+    if node in ctx.writers():
+        ctx.erase_writer(node)
     else:
-        scene.discard(node)
+        ctx.discard(node)
 
 
-def _is_long(scene: Scene, args: Args) -> bool:
-    x = scene.tensor(args[0])
+def _is_long(ctx: GraphContext, args: Args) -> bool:
+    x = ctx.tensor(args[0])
     dense = x is not None and x.is_contiguous() and x.dtype == torch.float32
     return dense and args[2] >= LEAST_COLS and x.numel() >= LEAST_ELEMENTS  # type: ignore[union-attr]
 
 
-def _row_args(scene: Scene, read: Call) -> Args | None:
+def _row_args(ctx: GraphContext, read: Call) -> Args | None:
     """Our kernel's arguments for a call that normalizes its last dims."""
     if read.op == "div":
-        return _divided(scene, read)
-    x, shape = read.given.get("input"), scene.shape(read.given.get("input"))
+        return _divided(ctx, read)
+    x, shape = read.given.get("input"), ctx.shape(read.given.get("input"))
     if not isinstance(x, fx.Node) or not shape:
         return None
     if read.op in ("softmax", "log_softmax"):
@@ -178,10 +178,10 @@ def _row_args(scene: Scene, read: Call) -> Args | None:
     return None
 
 
-def _divided(scene: Scene, read: Call) -> Args | None:
+def _divided(ctx: GraphContext, read: Call) -> Args | None:
     """A tensor divided by the mean or norm of its rows, along the last dim."""
     x, size = read.given.get("input"), call(read.given.get("other"))
-    shape = scene.shape(x)
+    shape = ctx.shape(x)
     if size is None or not shape or read.given.get("rounding_mode") or not size.get("keepdim", False):
         return None
     dims = size.given.get("dim")

@@ -13,7 +13,7 @@ from ridgeline.kernels.pooling.op import POOL, pool
 from ridgeline.kernels.pooling.reference import forward as pooled
 from ridgeline.kernels.scan.op import SCAN, scan
 from ridgeline.kernels.scan.reference import forward as scanned
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.conv.read import Ints, ints
 from ridgeline.optimizer.rewrites.op_names import Call, call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
@@ -75,29 +75,29 @@ def _(x: Tensor, keep: Tensor | None, dim: int, product: bool, reverse: bool, ex
     exact="reordered",
     needs_kernels=True,
 )
-def pool_windows(scene: Scene) -> list[Match]:
+def pool_windows(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
-        args = None if read is None or scene.training or scene.autocast else _pool_args(scene, read)
-        if args is None or POOL.support(scene.value(args[0]), *args[1:]) is not None:
+        args = None if read is None or ctx.training or ctx.autocast else _pool_args(ctx, read)
+        if args is None or POOL.support(ctx.value(args[0]), *args[1:]) is not None:
             continue
-        new = scene.emit(node, raced_pool, *args)
-        if scene.replace(node, new):
-            scene.discard(node)
-            found.append(scene.match(new, f"{'mean' if args[-1] else 'max'} pool {scene.shape(args[0])}"))
+        new = ctx.emit(node, raced_pool, *args)
+        if ctx.replace(node, new):
+            ctx.discard(node)
+            found.append(ctx.match(new, f"{'mean' if args[-1] else 'max'} pool {ctx.shape(args[0])}"))
     return found
 
 
-def _pool_args(scene: Scene, read: Call) -> tuple[Any, ...] | None:
+def _pool_args(ctx: GraphContext, read: Call) -> tuple[Any, ...] | None:
     """(x, window, stride, padding, dilation, mean) of a pooling of a large contiguous image without indices."""
     if read.op not in ("max_pool", "avg_pool") or read.get("ceil_mode", False) or read.get("return_indices", False):
         return None
     mean = read.op == "avg_pool"
     if mean and (read.get("count_include_pad", True) is not True or read.get("divisor_override") is not None):
         return None
-    x = scene.tensor(read["input"])
-    if x is None or scene.shape(read["input"]) is None or not x.is_contiguous() or x.numel() < LEAST_ELEMENTS:
+    x = ctx.tensor(read["input"])
+    if x is None or ctx.shape(read["input"]) is None or not x.is_contiguous() or x.numel() < LEAST_ELEMENTS:
         return None
     if x.dim() not in (3, 4, 5):
         return None
@@ -116,46 +116,46 @@ def _pool_args(scene: Scene, read: Call) -> tuple[Any, ...] | None:
     exact="reordered",
     needs_kernels=True,
 )
-def scan_rows(scene: Scene) -> list[Match]:
+def scan_rows(ctx: GraphContext) -> list[Match]:
     found = []
-    for node in scene.nodes:
+    for node in ctx.nodes:
         read = call(node)
-        if read is None or read.op not in ("cumsum", "cumprod") or scene.training or scene.autocast:
+        if read is None or read.op not in ("cumsum", "cumprod") or ctx.training or ctx.autocast:
             continue
-        match = _scan(scene, read)
+        match = _scan(ctx, read)
         if match is not None:
             found.append(match)
     return found
 
 
-def _scan(scene: Scene, read: Call) -> Match | None:
-    shape, dim = scene.shape(read["input"]), read.given.get("dim")
+def _scan(ctx: GraphContext, read: Call) -> Match | None:
+    shape, dim = ctx.shape(read["input"]), read.given.get("dim")
     if not shape or not isinstance(dim, int) or read.given.get("dtype") is not None:
         return None
     dim %= len(shape)
-    out, x, reverse = _flipped(scene, read, dim, len(shape))
+    out, x, reverse = _flipped(ctx, read, dim, len(shape))
     exclusive = False
     if not reverse and read.op == "cumsum":
-        out, x, exclusive = _shifted(scene, read, dim)
-    x, keep = _masked(scene, x)
-    value = scene.tensor(x)
+        out, x, exclusive = _shifted(ctx, read, dim)
+    x, keep = _masked(ctx, x)
+    value = ctx.tensor(x)
     args = (dim, read.op == "cumprod", reverse, exclusive)
     if value is None or value.numel() < LEAST_ELEMENTS or not value.is_contiguous():
         return None
-    if SCAN.support(value, scene.tensor(keep), *args) is not None:
+    if SCAN.support(value, ctx.tensor(keep), *args) is not None:
         return None
     inside = [node for node in (read.node, out) if node is not None]
-    if not scene.unchanged((x, keep), inside, out):
+    if not ctx.unchanged((x, keep), inside, out):
         return None
-    new = scene.emit(out, raced_scan, x, keep, *args)
-    if not scene.replace(out, new):
+    new = ctx.emit(out, raced_scan, x, keep, *args)
+    if not ctx.replace(out, new):
         return None
-    scene.discard(out)
+    ctx.discard(out)
     words = [word for word, said in (("backwards", reverse), ("before itself", exclusive), ("masked", keep)) if said]
-    return scene.match(new, " ".join([f"{read.op} {scene.shape(x)}", *words]))
+    return ctx.match(new, " ".join([f"{read.op} {ctx.shape(x)}", *words]))
 
 
-def _flipped(scene: Scene, read: Call, dim: int, num: int) -> tuple[fx.Node, Any, bool]:
+def _flipped(ctx: GraphContext, read: Call, dim: int, num: int) -> tuple[fx.Node, Any, bool]:
     """(last node, input, reverse) of a scan between two flips, or of the scan alone."""
     before = call(read["input"])
     users = list(read.node.users)
@@ -167,7 +167,7 @@ def _flipped(scene: Scene, read: Call, dim: int, num: int) -> tuple[fx.Node, Any
     return read.node, read["input"], False
 
 
-def _shifted(scene: Scene, read: Call, dim: int) -> tuple[fx.Node, Any, bool]:
+def _shifted(ctx: GraphContext, read: Call, dim: int) -> tuple[fx.Node, Any, bool]:
     """(last node, input, exclusive) of a sum over all but one element with a zero before it."""
     narrow, users = call(read["input"]), list(read.node.users)
     joined = call(users[0]) if len(users) == 1 else None
@@ -176,10 +176,10 @@ def _shifted(scene: Scene, read: Call, dim: int) -> tuple[fx.Node, Any, bool]:
         return plain
     zeros, behind = joined["tensors"]
     made = call(zeros)
-    shape = scene.shape(narrow.given.get("input"))
+    shape = ctx.shape(narrow.given.get("input"))
     if shape is None or behind is not read.node or made is None or made.op not in ("zeros_like",):
         return plain
-    if joined.get("dim", 0) % len(shape) != dim or scene.shape(zeros) != (*shape[:dim], 1, *shape[dim + 1 :]):
+    if joined.get("dim", 0) % len(shape) != dim or ctx.shape(zeros) != (*shape[:dim], 1, *shape[dim + 1 :]):
         return plain
     return (joined.node, narrow["input"], True) if _is_all_but_last(narrow, shape, dim) else plain
 
@@ -194,14 +194,14 @@ def _is_all_but_last(read: Call, shape: tuple[int, ...], dim: int) -> bool:
     return all(each == slice(None) for each in others) and last in (slice(None, -1), slice(0, -1))
 
 
-def _masked(scene: Scene, node: Any) -> tuple[Any, fx.Node | None]:
+def _masked(ctx: GraphContext, node: Any) -> tuple[Any, fx.Node | None]:
     """(numbers, flags) of a product with flags that only the scan reads; otherwise (node, None)."""
     read = call(node)
     if read is None or read.op != "mul" or len(node.users) != 1:
         return node, None
     a, b = read.given.get("input"), read.given.get("other")
     for numbers, flags in ((a, b), (b, a)):
-        if scene.dtype(flags) is torch.bool and scene.dtype(numbers) is torch.float32:
-            if scene.shape(flags) == scene.shape(numbers) and scene.tensor(flags).is_contiguous():  # type: ignore[union-attr]
+        if ctx.dtype(flags) is torch.bool and ctx.dtype(numbers) is torch.float32:
+            if ctx.shape(flags) == ctx.shape(numbers) and ctx.tensor(flags).is_contiguous():  # type: ignore[union-attr]
                 return numbers, flags
     return node, None

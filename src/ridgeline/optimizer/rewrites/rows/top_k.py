@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from ridgeline.engine.autotune import Contest
 from ridgeline.kernels.top_k.op import TOP_K, top_k
-from ridgeline.optimizer.rewrites.context import Scene
+from ridgeline.optimizer.rewrites.context import GraphContext
 from ridgeline.optimizer.rewrites.op_names import call
 from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewrite
 
@@ -77,24 +77,24 @@ class Top:
     exact="reordered",
     needs_kernels=True,
 )
-def largest_few(scene: Scene) -> list[Match]:
-    if scene.training or scene.autocast:
+def largest_few(ctx: GraphContext) -> list[Match]:
+    if ctx.training or ctx.autocast:
         return []
-    found = [_put(scene, read) for node in scene.nodes if (read := _read(scene, node)) is not None]
+    found = [_put(ctx, read) for node in ctx.nodes if (read := _read(ctx, node)) is not None]
     return [match for match in found if match is not None]
 
 
-def _read(scene: Scene, node: fx.Node) -> Top | None:
+def _read(ctx: GraphContext, node: fx.Node) -> Top | None:
     read = call(node)
     if read is None or read.op not in ("topk", "sort", "argsort") or not isinstance(read.given.get("input"), fx.Node):
         return None
-    x, dim = scene.tensor(read["input"]), read.get("dim", -1)
-    if x is None or not scene.shape(read["input"]) or dim not in (-1, x.dim() - 1) or x.numel() < LEAST_ELEMENTS:
+    x, dim = ctx.tensor(read["input"]), read.get("dim", -1)
+    if x is None or not ctx.shape(read["input"]) or dim not in (-1, x.dim() - 1) or x.numel() < LEAST_ELEMENTS:
         return None
     if read.op == "topk":
         k, largest, parts = read["k"], bool(read.get("largest", True)), _parts(node)
     else:
-        k, parts = _first_few(scene, node, read.op, x.dim())
+        k, parts = _first_few(ctx, node, read.op, x.dim())
         largest = bool(read.get("descending", False))
     if parts is None or type(k) is not int or not x.is_contiguous() or TOP_K.support(x, k, largest) is not None:
         return None
@@ -112,7 +112,7 @@ def _parts(node: fx.Node) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]] | N
     return tuple(taken[0]), tuple(taken[1])
 
 
-def _first_few(scene: Scene, node: fx.Node, op: str, dims: int) -> tuple[Any, Any]:
+def _first_few(ctx: GraphContext, node: fx.Node, op: str, dims: int) -> tuple[Any, Any]:
     """How many elements are taken of what was sorted, and their users, if nothing uses the others."""
     parts = ((), (node,)) if op == "argsort" else _parts(node)
     taken: tuple[list[fx.Node], list[fx.Node]] = ([], [])
@@ -140,9 +140,9 @@ def _count(index: Any, dims: int) -> int | None:
     return last.stop if fits else None
 
 
-def _taken_dense(scene: Scene, node: fx.Node, new: fx.Node) -> bool:
+def _taken_dense(ctx: GraphContext, node: fx.Node, new: fx.Node) -> bool:
     """Whether a slice of sorted rows may be contiguous, because all its readers make new tensors."""
-    a, b = scene.tensor(node), scene.tensor(new)
+    a, b = ctx.tensor(node), ctx.tensor(new)
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype or a.stride(-1) != 1:
         return False
     return all(_makes_another(user, node) for user in node.users)
@@ -158,18 +158,18 @@ def _makes_another(user: fx.Node, node: fx.Node) -> bool:
     return picked or (user.target in (torch.gather, "gather") and user.args[2:3] == (node,))
 
 
-def _put(scene: Scene, read: Top) -> Match | None:
+def _put(ctx: GraphContext, read: Top) -> Match | None:
     ends = (*read.values, *read.places)
-    first = min(ends, key=scene.position, default=None)
-    if first is None or not scene.unchanged((read.x,), (read.node, *ends), first):
+    first = min(ends, key=ctx.position, default=None)
+    if first is None or not ctx.unchanged((read.x,), (read.node, *ends), first):
         return None
-    places = scene.emit(first, raced_top_k, read.x, read.k, read.largest, read.sorts)
-    values = scene.emit(first, torch.gather, read.x, -1, places) if read.values else None
+    places = ctx.emit(first, raced_top_k, read.x, read.k, read.largest, read.sorts)
+    values = ctx.emit(first, torch.gather, read.x, -1, places) if read.values else None
     made = [(node, values) for node in read.values] + [(node, places) for node in read.places]
-    if any(new is None or not (scene.alike_sizes(node, new) or _taken_dense(scene, node, new)) for node, new in made):
-        scene.discard(values if values is not None else places)
+    if any(new is None or not (ctx.same_shape(node, new) or _taken_dense(ctx, node, new)) for node, new in made):
+        ctx.discard(values if values is not None else places)
         return None
     for node, new in made:
         node.replace_all_uses_with(new)
-        scene.discard(node)
-    return scene.match(places, f"{read.k} of {tuple(scene.shape(read.x) or ())}")
+        ctx.discard(node)
+    return ctx.match(places, f"{read.k} of {tuple(ctx.shape(read.x) or ())}")
