@@ -44,39 +44,15 @@ def _folded(product, BN: tl.constexpr, BK: tl.constexpr, V: tl.constexpr):
 
 
 @jit
-def linear_row(
-    x_ptr,  # [M, K]
-    w_ptr,  # [N or 2N, K]
-    bias_ptr,  # [N or 2N]
-    norm_ptr,  # [K]
-    residual_ptr,  # [M, N]
-    out_ptr,  # [M, N]
-    k,
-    n,
-    x_stride,
-    w_stride,
-    residual_stride,
-    eps,
-    offset,
-    M: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    V: tl.constexpr,
-    EVEN: tl.constexpr,
-    NORM: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    GATED: tl.constexpr,
-    ACT: tl.constexpr,
-    DEPENDENT: tl.constexpr,  # 0 no, 1 lets its successor start at once, 2 when its weights are in
-):
-    """BN outputs of M rows; K in steps of BK, the next step's weights on their way while this one is multiplied."""
-    if DEPENDENT == 1:
-        gdc_launch_dependents()
-    row = tl.program_id(0) * BN + tl.arange(0, BN)
-    col = tl.arange(0, BK)
-    at = w_ptr + tl.minimum(row, n - 1).to(tl.int64)[:, None] * w_stride + col[None, :]
-    above = at + n.to(tl.int64) * w_stride
+def row_sums(
+    x_ptr, at, above, norm_ptr, col, k, x_stride, offset,
+    M: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
+    GATED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Partial sums of M rows with the weights ``at`` (and with the up weights ``above``), and squares of the rows.
+
+    Software-pipelined: the weights of the next BK columns are loaded before these are multiplied.
+    """
     w = _weights(at, (col < k)[None, :], EVEN)
     u = w
     if GATED:
@@ -123,6 +99,45 @@ def linear_row(
         squares = new_squares
         w = w_next
         u = u_next
+    return sums, ups, squares
+
+
+@jit
+def linear_row(
+    x_ptr,  # [M, K]
+    w_ptr,  # [N or 2N, K]
+    bias_ptr,  # [N or 2N]
+    norm_ptr,  # [K]
+    residual_ptr,  # [M, N]
+    out_ptr,  # [M, N]
+    k,
+    n,
+    x_stride,
+    w_stride,
+    residual_stride,
+    eps,
+    offset,
+    M: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    V: tl.constexpr,
+    EVEN: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+    ACT: tl.constexpr,
+    DEPENDENT: tl.constexpr,  # 0 no, 1 lets its successor start at once, 2 when its weights are in
+):
+    """BN outputs of M rows; K in steps of BK, the next step's weights on their way while this one is multiplied."""
+    if DEPENDENT == 1:
+        gdc_launch_dependents()
+    row = tl.program_id(0) * BN + tl.arange(0, BN)
+    col = tl.arange(0, BK)
+    at = w_ptr + tl.minimum(row, n - 1).to(tl.int64)[:, None] * w_stride + col[None, :]
+    above = at + n.to(tl.int64) * w_stride
+    sums, ups, squares = row_sums(x_ptr, at, above, norm_ptr, col, k, x_stride, offset,
+                                  M, BN, BK, V, EVEN, NORM, GATED, DEPENDENT)  # fmt: skip
     if DEPENDENT == 2:
         gdc_launch_dependents()
     for m in tl.static_range(M):
@@ -171,6 +186,52 @@ def _finish(
     if RESIDUAL:
         y += tl.load(residual_at, mask=real, other=0.0).to(tl.float32)
     tl.store(out_at, y.to(out_at.dtype.element_ty), mask=real)
+
+
+@jit
+def normed_columns(
+    x, norm_at, inside, offset, squares, scale,
+    EVEN: tl.constexpr, NORM: tl.constexpr, FIRST_SCALED: tl.constexpr,
+):  # fmt: skip
+    """Columns of x times the norm's weight; adds their squares, unless the rows are scaled already."""
+    if NORM:
+        wide = x.to(tl.float32)
+        if FIRST_SCALED:
+            wide *= scale[None, :]
+        else:
+            squares += tl.sum(wide * wide, 0)
+        g = _vector(norm_at, inside, EVEN) + offset
+        x = (wide * g[:, None]).to(x.dtype)
+    return x, squares
+
+
+@jit
+def store_tile(
+    acc, up, squares, scale, bias_ptr, residual_ptr, out_ptr, squares_ptr, row, mine, real, m, k, n,
+    residual_stride, eps,
+    NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr,
+    WHOLE: tl.constexpr, FIRST_SCALED: tl.constexpr,
+):  # fmt: skip
+    """The epilogue and the result of a tile over all of K; otherwise its partial sums."""
+    if WHOLE:
+        if NORM and not FIRST_SCALED:
+            scale = tl.rsqrt(squares / k + eps)
+            acc *= scale[None, :]
+            up *= scale[None, :]
+        place = mine[None, :].to(tl.int64) * n + row[:, None]
+        near = residual_ptr + mine[None, :] * residual_stride + row[:, None]
+        _finish_tile(acc, up, bias_ptr, near, out_ptr + place, row, n, real, BIAS, RESIDUAL, GATED, ACT)
+    else:
+        wide_n = n
+        if GATED:
+            wide_n = 2 * n
+        place = (tl.program_id(1) * m + mine)[None, :].to(tl.int64) * wide_n + row[:, None]
+        tl.store(out_ptr + place, acc, mask=real)
+        if GATED:
+            tl.store(out_ptr + n + place, up, mask=real)
+        if NORM and not FIRST_SCALED:
+            if tl.program_id(0) == 0:
+                tl.store(squares_ptr + tl.program_id(1) * m + mine, squares, mask=mine < m)
 
 
 @jit
@@ -229,38 +290,14 @@ def linear_tile(
             x = tl.load(x_at + first, mask=(mine < m)[None, :], other=0.0)
         else:
             x = tl.load(x_at + first, mask=inside[:, None] & (mine < m)[None, :], other=0.0)
-        if NORM:
-            wide = x.to(tl.float32)
-            if FIRST_SCALED:
-                wide *= scale[None, :]
-            else:
-                squares += tl.sum(wide * wide, 0)
-            g = _vector(norm_ptr + first + col, inside, EVEN) + offset
-            x = (wide * g[:, None]).to(x.dtype)
+        x, squares = normed_columns(x, norm_ptr + first + col, inside, offset, squares, scale, EVEN, NORM, FIRST_SCALED)
         acc = tl.dot(w, x, acc, input_precision="ieee")
         if GATED:
             u = _weights(above + first, inside[None, :], EVEN)
             up = tl.dot(u, x, up, input_precision="ieee")
     real = (row < n)[:, None] & (mine < m)[None, :]
-    if WHOLE:
-        if NORM and not FIRST_SCALED:
-            scale = tl.rsqrt(squares / k + eps)
-            acc *= scale[None, :]
-            up *= scale[None, :]
-        place = mine[None, :].to(tl.int64) * n + row[:, None]
-        near = residual_ptr + mine[None, :] * residual_stride + row[:, None]
-        _finish_tile(acc, up, bias_ptr, near, out_ptr + place, row, n, real, BIAS, RESIDUAL, GATED, ACT)
-    else:
-        wide_n = n
-        if GATED:
-            wide_n = 2 * n
-        place = (tl.program_id(1) * m + mine)[None, :].to(tl.int64) * wide_n + row[:, None]
-        tl.store(out_ptr + place, acc, mask=real)
-        if GATED:
-            tl.store(out_ptr + n + place, up, mask=real)
-        if NORM and not FIRST_SCALED:
-            if tl.program_id(0) == 0:
-                tl.store(squares_ptr + tl.program_id(1) * m + mine, squares, mask=mine < m)
+    store_tile(acc, up, squares, scale, bias_ptr, residual_ptr, out_ptr, squares_ptr, row, mine, real, m, k, n,
+               residual_stride, eps, NORM, BIAS, RESIDUAL, GATED, ACT, WHOLE, FIRST_SCALED)  # fmt: skip
 
 
 @jit

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from ridgeline.kernels.function import jit
-from ridgeline.kernels.linear.kernel import _finish, _finish_tile, _folded, _scales, _vector, _weights
+from ridgeline.kernels.linear.kernel import _finish, _scales, _weights, normed_columns, row_sums, store_tile
 
 GROUP: tl.constexpr = tl.constexpr(128)
 HALF_GROUP: tl.constexpr = tl.constexpr(64)
@@ -54,50 +54,8 @@ def narrow_row(
     col = tl.arange(0, BK)
     at = w_ptr + tl.minimum(row, n - 1).to(tl.int64)[:, None] * w_stride + col[None, :]
     above = at + n.to(tl.int64) * w_stride
-    w = _weights(at, (col < k)[None, :], EVEN)
-    u = w
-    if GATED:
-        u = _weights(above, (col < k)[None, :], EVEN)
-    sums = ()
-    ups = ()
-    squares = ()
-    for _ in tl.static_range(M):
-        sums = sums + (tl.zeros([BN, BK // V], tl.float32),)
-        ups = ups + (tl.zeros([BN, BK // V], tl.float32),)
-        squares = squares + (tl.zeros([BK // V], tl.float32),)
-    for first in range(0, k, BK):
-        inside = first + col < k
-        g = tl.zeros([BK], tl.float32)
-        if NORM:
-            g = _vector(norm_ptr + first + col, inside, EVEN) + offset
-        rows = ()
-        for m in tl.static_range(M):
-            rows = rows + (_vector(x_ptr + m * x_stride + first + col, inside, EVEN),)
-        after = (first + BK + col < k)[None, :]
-        w_next = _weights(at + first + BK, after, False)
-        u_next = w_next
-        if GATED:
-            u_next = _weights(above + first + BK, after, False)
-        new_sums = ()
-        new_ups = ()
-        new_squares = ()
-        for m in tl.static_range(M):
-            x: tl.tensor = rows[m]
-            if NORM:
-                new_squares = new_squares + (squares[m] + tl.sum(tl.reshape(x * x, [BK // V, V]), 1),)
-                x *= g
-            else:
-                new_squares = new_squares + (squares[m],)
-            new_sums = new_sums + (sums[m] + _folded(w.to(tl.float32) * x[None, :], BN, BK, V),)
-            if GATED:
-                new_ups = new_ups + (ups[m] + _folded(u.to(tl.float32) * x[None, :], BN, BK, V),)
-            else:
-                new_ups = new_ups + (ups[m],)
-        sums = new_sums
-        ups = new_ups
-        squares = new_squares
-        w = w_next
-        u = u_next
+    sums, ups, squares = row_sums(x_ptr, at, above, norm_ptr, col, k, x_stride, offset,
+                                  M, BN, BK, V, EVEN, NORM, GATED, False)  # fmt: skip
     own = tl.load(scale_ptr + row, mask=row < n, other=0.0)
     for m in tl.static_range(M):
         y = tl.sum(sums[m], 1) * own
@@ -165,20 +123,6 @@ def _nibbles(b, like, PERMUTED: tl.constexpr):
 
 
 @jit
-def _eased(x, at, inside, offset, squares, level, EVEN: tl.constexpr, NORM: tl.constexpr, FIRST_SCALED: tl.constexpr):
-    """Columns of x times the norm's weight, and the squares summed on the way."""
-    if NORM:
-        wide = x.to(tl.float32)
-        if FIRST_SCALED:
-            wide *= level[None, :]
-        else:
-            squares += tl.sum(wide * wide, 0)
-        g = _vector(at, inside, EVEN) + offset
-        x = (wide * g[:, None]).to(x.dtype)
-    return x, squares
-
-
-@jit
 def narrow_tile(
     x_ptr,  # [M, K]
     w_ptr,  # int8 [N or 2N, K], or uint8 [N or 2N, K / 2]
@@ -235,9 +179,9 @@ def narrow_tile(
             b = tl.load(at + first // 2, eviction_policy="evict_first")
             x_low = tl.load(x_at + first, mask=real_x, other=0.0)
             x_high = tl.load(x_at + first + HALF_GROUP, mask=real_x, other=0.0)
-            x_low, squares = _eased(x_low, norm_ptr + first + byte, byte < k, offset, squares, level,
+            x_low, squares = normed_columns(x_low, norm_ptr + first + byte, byte < k, offset, squares, level,
                                     True, NORM, FIRST_SCALED)  # fmt: skip
-            x_high, squares = _eased(x_high, norm_ptr + first + HALF_GROUP + byte, byte < k, offset, squares, level,
+            x_high, squares = normed_columns(x_high, norm_ptr + first + HALF_GROUP + byte, byte < k, offset, squares, level,
                                      True, NORM, FIRST_SCALED)  # fmt: skip
             low, high = _nibbles(b, x_low, PERMUTED)
             part = tl.dot(low, x_low)
@@ -263,7 +207,9 @@ def narrow_tile(
                 x = tl.load(x_at + first, mask=real_x, other=0.0)
             else:
                 x = tl.load(x_at + first, mask=inside[:, None] & real_x, other=0.0)
-            x, squares = _eased(x, norm_ptr + first + col, inside, offset, squares, level, EVEN, NORM, FIRST_SCALED)
+            x, squares = normed_columns(
+                x, norm_ptr + first + col, inside, offset, squares, level, EVEN, NORM, FIRST_SCALED
+            )
             acc = tl.dot(w.to(x.dtype), x, acc)
             if GATED:
                 u = _weights(above + first, inside[None, :], EVEN)
@@ -272,22 +218,5 @@ def narrow_tile(
         if GATED:
             up *= tl.load(scale_ptr + n.to(tl.int64) + line)[:, None]
     real = (row < n)[:, None] & real_x
-    if WHOLE:
-        if NORM and not FIRST_SCALED:
-            level = tl.rsqrt(squares / k + eps)
-            acc *= level[None, :]
-            up *= level[None, :]
-        place = mine[None, :].to(tl.int64) * n + row[:, None]
-        near = residual_ptr + mine[None, :] * residual_stride + row[:, None]
-        _finish_tile(acc, up, bias_ptr, near, out_ptr + place, row, n, real, BIAS, RESIDUAL, GATED, ACT)
-    else:
-        wide_n = n
-        if GATED:
-            wide_n = 2 * n
-        place = (tl.program_id(1) * m + mine)[None, :].to(tl.int64) * wide_n + row[:, None]
-        tl.store(out_ptr + place, acc, mask=real)
-        if GATED:
-            tl.store(out_ptr + n + place, up, mask=real)
-        if NORM and not FIRST_SCALED:
-            if tl.program_id(0) == 0:
-                tl.store(squares_ptr + tl.program_id(1) * m + mine, squares, mask=mine < m)
+    store_tile(acc, up, squares, level, bias_ptr, residual_ptr, out_ptr, squares_ptr, row, mine, real, m, k, n,
+               residual_stride, eps, NORM, BIAS, RESIDUAL, GATED, ACT, WHOLE, FIRST_SCALED)  # fmt: skip
