@@ -17,10 +17,9 @@ from ridgeline.kernels.rows import as_rows, cdiv, float_reason, power_of_two
 _VECTORS = ("k", "n", "x_stride", "w_stride", "residual_stride", "share")
 _ROW = Kernel(kernel.linear_row, vectors=_VECTORS, loose=("bias_ptr", "residual_ptr", "out_ptr"))
 _TILE = Kernel(kernel.linear_tile, vectors=_VECTORS, loose=("bias_ptr", "residual_ptr", "out_ptr", "squares_ptr"))
-JOIN = Kernel(kernel.linear_join, loose=("bias_ptr", "residual_ptr", "out_ptr", "squares_ptr"))
+_JOIN = Kernel(kernel.linear_join, loose=("bias_ptr", "residual_ptr", "out_ptr", "squares_ptr"))
 _plans = Plans()
 ACTIVATIONS = {"none": 0, "silu": 1, "gelu_tanh": 2, "gelu": 3, "relu": 4}
-JOIN_OUTPUTS = 256
 EARLY = 1
 """When a kernel that may start early lets its own successor start: 1 at once, 2 when its weights are in."""
 
@@ -70,10 +69,119 @@ def _forward(
     if plan is None:
         LINEAR.check(x, weight, bias, norm_weight, residual, eps, offset, activation, gated)
         plan = _plans[key] = _Plan(x, weight, bias, norm_weight, residual, eps, offset, activation, gated)
-    return plan.run(x, weight, bias, norm_weight, residual, eps, offset)
+    return plan.run((weight,), x, bias, norm_weight, residual, eps, offset)
 
 
-class _Plan:
+class FewRowsPlan:
+    """What the plans of ``linear`` and ``quantized_linear`` share: layouts, the split over K, and the launches.
+
+    ``runs`` are the bound kernels: a row kernel, a tile kernel, or a tile kernel with partial sums and ``linear_join``.
+    """
+
+    k: int
+    n: int
+    rows: int
+    shape: tuple[int, ...]
+    device: int
+    gated: bool
+    has_norm: bool
+    chosen: config.Linear
+    flags: dict[str, Any]
+    itemsize: int  # of the weight
+    shares = 1
+    early = False
+    runs: tuple[Any, ...] | None = None
+    row_args: tuple[int, ...]
+    join_args: tuple[int, ...]
+
+    def _laid_out(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, int, Tensor | None, int]:
+        flat, stride = as_rows(x)
+        if residual is None:
+            return flat, stride, None, self.n
+        return flat, stride, *as_rows(residual)
+
+    def _common(self, x: Tensor, weight: Tensor, norm_weight: Tensor | None, stride: int) -> dict[str, Any]:
+        pointers = x.data_ptr() | weight.data_ptr() | (0 if norm_weight is None else norm_weight.data_ptr())
+        # A stride that is only taken by one row may be anything.
+        wide = (self.k, weight.stride(0), self.n, stride if self.rows > 1 else 0)
+        return {
+            "num_warps": self.chosen.num_warps, "num_stages": self.chosen.num_stages, "device": self.device,
+            "vector": vector_of(self.itemsize, pointers, *wide),
+        }  # fmt: skip
+
+    def _bind_row(
+        self, row: Kernel, constants: dict[str, Any], weights: tuple[Tensor, ...], x: Tensor, bias: Tensor | None,
+        norm_weight: Tensor | None, residual: Tensor | None, eps: float, offset: float,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        x, stride, residual, residual_stride = self._laid_out(x, residual)
+        self.row_args = (self.k, self.n, stride, weights[0].stride(0), residual_stride)
+        given = (x, *weights, *filled(x, bias, norm_weight, residual), x, *self.row_args, eps, offset)
+        constants = {
+            "M": self.rows, "BN": self.chosen.outputs, "BK": self.chosen.step,
+            "V": min(16 // self.itemsize, self.chosen.step), "EVEN": self.k % self.chosen.step == 0,
+            "NORM": self.has_norm, **self.flags, **constants,
+        }  # fmt: skip
+        grid = (cdiv(self.n, self.chosen.outputs),)
+        return (row.bind(given, grid=grid, constants=constants, **self._common(x, weights[0], norm_weight, stride)),)
+
+    def _bind_tile(
+        self, tile: Kernel, constants: dict[str, Any], weights: tuple[Tensor, ...], x: Tensor, bias: Tensor | None,
+        norm_weight: Tensor | None, residual: Tensor | None, eps: float, offset: float,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        x, stride, residual, residual_stride = self._laid_out(x, residual)
+        share = config.share_of(self.k, self.chosen)
+        self.shares = cdiv(self.k, share)
+        self.row_args = (self.rows, self.k, self.n, stride, weights[0].stride(0), residual_stride, share)
+        out, squares = self._partial(x) if self.shares > 1 else (x, torch.empty(1, device=x.device))
+        first_scaled = self.has_norm and x.dtype == torch.float16
+        given = (x, *weights, *filled(x, bias, norm_weight, residual), out, squares, *self.row_args, eps, offset)
+        constants = {
+            "MP": max(16, power_of_two(self.rows)), "BN": self.chosen.outputs, "BK": self.chosen.step,
+            "EVEN": self.k % self.chosen.step == 0, "NORM": self.has_norm, **self.flags, **constants,
+            "WHOLE": self.shares == 1, "FIRST_SCALED": first_scaled,
+        }  # fmt: skip
+        common = self._common(x, weights[0], norm_weight, stride)
+        bound = tile.bind(given, grid=(cdiv(self.n, self.chosen.outputs), self.shares), constants=constants, **common)
+        if self.shares == 1:
+            return (bound,)
+        self.join_args = (self.shares, self.rows, self.k, self.n, residual_stride)
+        join = _JOIN.bind(
+            (out, squares, *filled(x, bias, residual), x, *self.join_args, eps),
+            grid=(cdiv(self.n, 256), self.rows),
+            constants={"BN": 256, "SCALED": self.has_norm and not first_scaled, **self.flags, "DEPENDENT": self.early},
+            num_warps=2,
+            device=self.device,
+            vector=common["vector"],
+        )
+        return bound, join
+
+    def _partial(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        wide = self.n * (2 if self.gated else 1)
+        part = torch.empty((self.shares, self.rows, wide), dtype=torch.float32, device=x.device)
+        return part, torch.empty((self.shares, self.rows), dtype=torch.float32, device=x.device)
+
+    def run(
+        self, weights: tuple[Tensor, ...], x: Tensor, bias: Tensor | None, norm_weight: Tensor | None,
+        residual: Tensor | None, eps: float, offset: float,
+    ) -> Tensor:  # fmt: skip
+        out = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        if self.runs is None:
+            return out
+        x = x if x.is_contiguous() else as_rows(x)[0]
+        residual = residual if residual is None or residual.is_contiguous() else as_rows(residual)[0]
+        present = filled(x, bias, norm_weight, residual)
+        if self.chosen.kernel == "row":
+            self.runs[0](x, *weights, *present, out, *self.row_args, eps, offset)
+        elif self.shares == 1:
+            self.runs[0](x, *weights, *present, out, out, *self.row_args, eps, offset)
+        else:
+            part, squares = self._partial(x)
+            self.runs[0](x, *weights, *present, part, squares, *self.row_args, eps, offset)
+            self.runs[1](part, squares, *filled(x, bias, residual), out, *self.join_args, eps)
+        return out
+
+
+class _Plan(FewRowsPlan):
     """Launches for one set of shapes and layouts."""
 
     def __init__(
@@ -93,7 +201,7 @@ class _Plan:
         self.rows = x.numel() // self.k if self.k else x.shape[:-1].numel()
         self.shape = (*x.shape[:-1], self.n)
         self.device = x.get_device()
-        self.gated, self.has_norm = gated, norm_weight is not None
+        self.gated, self.has_norm, self.itemsize = gated, norm_weight is not None, x.element_size()
         self.early = overlapping() and weight.nbytes <= config.EARLY_WEIGHT_BYTES and (self.rows == 1 or not gated)
         sizes = {
             "rows": self.rows, "k": self.k, "n": self.n, "itemsize": x.element_size(), "gated": gated,
@@ -105,107 +213,12 @@ class _Plan:
             "BIAS": bias is not None, "RESIDUAL": residual is not None, "GATED": gated,
             "ACT": ACTIVATIONS[activation],
         }  # fmt: skip
-        self.runs = None
         if self.rows and self.n:
-            bind = self._bind_row if self.chosen.kernel == "row" else self._bind_tile
-            self.runs = bind(x, weight, bias, norm_weight, residual, eps, offset)
-
-    def _laid_out(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, int, Tensor | None, int]:
-        flat, stride = as_rows(x)
-        if residual is None:
-            return flat, stride, None, self.n
-        return flat, stride, *as_rows(residual)
-
-    def _common(self, x: Tensor, weight: Tensor, norm_weight: Tensor | None, stride: int) -> dict[str, Any]:
-        pointers = x.data_ptr() | weight.data_ptr() | (0 if norm_weight is None else norm_weight.data_ptr())
-        itemsize = x.element_size()
-        # A stride that is only taken by one row may be anything.
-        wide = (self.k, weight.stride(0), self.n, stride if self.rows > 1 else 0)
-        return {
-            "num_warps": self.chosen.num_warps, "num_stages": self.chosen.num_stages, "device": self.device,
-            "vector": vector_of(itemsize, pointers, *wide),
-        }  # fmt: skip
-
-    def _bind_row(self, *args: Any) -> tuple[Any, ...]:
-        x, weight, bias, norm_weight, residual, eps, offset = args
-        x, stride, residual, residual_stride = self._laid_out(x, residual)
-        self.row_args: tuple[int, ...] = (self.k, self.n, stride, weight.stride(0), residual_stride)
-        given = (x, weight, *filled(x, bias, norm_weight, residual), x, *self.row_args, eps, offset)
-        constants = {
-            "M": self.rows, "BN": self.chosen.outputs, "BK": self.chosen.step,
-            "V": min(16 // x.element_size(), self.chosen.step), "EVEN": self.k % self.chosen.step == 0,
-            "NORM": self.has_norm, **self.flags, "DEPENDENT": EARLY if self.early else 0,
-        }  # fmt: skip
-        grid = (cdiv(self.n, self.chosen.outputs),)
-        common = self._common(x, weight, norm_weight, stride)
-        return (_ROW.bind(given, grid=grid, constants=constants, **common),)
-
-    def _bind_tile(self, *args: Any) -> tuple[Any, ...]:
-        x, weight, bias, norm_weight, residual, eps, offset = args
-        x, stride, residual, residual_stride = self._laid_out(x, residual)
-        share = config.share_of(self.k, self.chosen)
-        self.shares = cdiv(self.k, share)
-        self.row_args = (self.rows, self.k, self.n, stride, weight.stride(0), residual_stride, share)
-        out, squares = self._partial(x) if self.shares > 1 else (x, torch.empty(1, device=x.device))
-        first_scaled = self.has_norm and x.dtype == torch.float16
-        given = (x, weight, *filled(x, bias, norm_weight, residual), out, squares, *self.row_args, eps, offset)
-        constants = {
-            "MP": max(16, power_of_two(self.rows)), "BN": self.chosen.outputs, "BK": self.chosen.step,
-            "EVEN": self.k % self.chosen.step == 0, "NORM": self.has_norm, **self.flags,
-            "WHOLE": self.shares == 1, "FIRST_SCALED": first_scaled, "DEPENDENT": self.early,
-        }  # fmt: skip
-        grid = (cdiv(self.n, self.chosen.outputs), self.shares)
-        common = self._common(x, weight, norm_weight, stride)
-        tile = _TILE.bind(given, grid=grid, constants=constants, **common)
-        if self.shares == 1:
-            return (tile,)
-        self.join_args = (self.shares, self.rows, self.k, self.n, residual_stride)
-        present = filled(x, bias, residual)
-        join = JOIN.bind(
-            (out, squares, *present, x, *self.join_args, eps),
-            grid=(cdiv(self.n, JOIN_OUTPUTS), self.rows),
-            constants={
-                "BN": JOIN_OUTPUTS,
-                "SCALED": self.has_norm and not first_scaled,
-                **self.flags,
-                "DEPENDENT": self.early,
-            },
-            num_warps=2,
-            device=self.device,
-            vector=common["vector"],
-        )
-        return tile, join
-
-    def _partial(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        wide = self.n * (2 if self.gated else 1)
-        part = torch.empty((self.shares, self.rows, wide), dtype=torch.float32, device=x.device)
-        return part, torch.empty((self.shares, self.rows), dtype=torch.float32, device=x.device)
-
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        norm_weight: Tensor | None,
-        residual: Tensor | None,
-        eps: float,
-        offset: float,
-    ) -> Tensor:
-        out = torch.empty(self.shape, dtype=x.dtype, device=x.device)
-        if self.runs is None:
-            return out
-        x = x if x.is_contiguous() else as_rows(x)[0]
-        residual = residual if residual is None or residual.is_contiguous() else as_rows(residual)[0]
-        present = filled(x, bias, norm_weight, residual)
-        if self.chosen.kernel == "row":
-            self.runs[0](x, weight, *present, out, *self.row_args, eps, offset)
-        elif self.shares == 1:
-            self.runs[0](x, weight, *present, out, out, *self.row_args, eps, offset)
-        else:
-            part, squares = self._partial(x)
-            self.runs[0](x, weight, *present, part, squares, *self.row_args, eps, offset)
-            self.runs[1](part, squares, *filled(x, bias, residual), out, *self.join_args, eps)
-        return out
+            given = ((weight,), x, bias, norm_weight, residual, eps, offset)
+            if self.chosen.kernel == "row":
+                self.runs = self._bind_row(_ROW, {"DEPENDENT": EARLY if self.early else 0}, *given)
+            else:
+                self.runs = self._bind_tile(_TILE, {"DEPENDENT": self.early}, *given)
 
 
 def filled(stand_in: Tensor, *optional: Tensor | None) -> tuple[Tensor, ...]:
@@ -238,10 +251,13 @@ def _support(
         return "weight's rows must be dense and there must be something to sum"
     if gated and weight.shape[0] % 2:
         return f"a gated weight has an even number of rows, not {weight.shape[0]}"
-    return _epilogue_reason(x, weight, bias, norm_weight, residual, activation, gated)
+    if weight.dtype != x.dtype:
+        return "input and weight are of different types"
+    reason = epilogue_reason(x, weight, bias, norm_weight, residual, activation, gated)
+    return float_reason(input=x) if reason is None else reason
 
 
-def _epilogue_reason(
+def epilogue_reason(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -250,19 +266,17 @@ def _epilogue_reason(
     activation: str,
     gated: bool,
 ) -> str | None:
+    """Why norm, bias, residual or activation are not supported; None if they are."""
     n = weight.shape[0] // 2 if gated else weight.shape[0]
-    given = [value for value in (weight, bias, norm_weight, residual) if value is not None]
-    if any(value.dtype != x.dtype for value in given):
-        return "input, weight and what is added to them are of different types"
+    if any(value.dtype != x.dtype for value in (bias, norm_weight, residual) if value is not None):
+        return "input and what is added to the product are of different types"
     if bias is not None and (bias.shape != weight.shape[:1] or not bias.is_contiguous()):
         return "bias is one dense number an output of the weight"
     if norm_weight is not None and (norm_weight.shape != x.shape[-1:] or not norm_weight.is_contiguous()):
         return "norm_weight is one dense number a column of the input"
     if residual is not None and residual.shape != (*x.shape[:-1], n):
         return f"residual is {tuple(residual.shape)}, the result {(*x.shape[:-1], n)}"
-    if activation not in ACTIVATIONS:
-        return f"activation is one of {', '.join(ACTIVATIONS)}"
-    return float_reason(input=x)
+    return None if activation in ACTIVATIONS else f"activation is one of {', '.join(ACTIVATIONS)}"
 
 
 def _cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **kwargs: Any) -> dict[str, float]:

@@ -10,10 +10,9 @@ from torch import Tensor
 from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, case, declare
-from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms, vector_of
-from ridgeline.kernels.linear.op import ACTIVATIONS, JOIN, JOIN_OUTPUTS, filled
+from ridgeline.kernels.launcher import INTERPRETING, Kernel, Plans, launchable, num_sms
+from ridgeline.kernels.linear.op import ACTIVATIONS, FewRowsPlan, epilogue_reason
 from ridgeline.kernels.quantized_linear import config, kernel, reference
-from ridgeline.kernels.rows import as_rows, cdiv, power_of_two
 
 _VECTORS = ("k", "n", "x_stride", "w_stride", "residual_stride", "share")
 _LOOSE = ("bias_ptr", "residual_ptr", "out_ptr", "scale_ptr")
@@ -79,10 +78,10 @@ def _forward(
     if plan is None:
         QUANTIZED_LINEAR.check(*given)
         plan = _plans[key] = _Plan(*given)
-    return plan.run(x, weight, scale, bias, norm_weight, residual, eps, offset)
+    return plan.run((weight, scale), x, bias, norm_weight, residual, eps, offset)
 
 
-class _Plan:
+class _Plan(FewRowsPlan):
     """Launches for one set of shapes and layouts."""
 
     def __init__(
@@ -103,104 +102,19 @@ class _Plan:
         self.rows = x.shape[:-1].numel()
         self.shape = (*x.shape[:-1], self.n)
         self.device, self.gated, self.has_norm = x.get_device(), gated, norm_weight is not None
-        sizes = {"rows": self.rows, "k": self.k, "n": self.n, "bits": 4 if self.four else 8, "gated": gated}
+        sizes: dict[str, Any] = {"rows": self.rows, "k": self.k, "n": self.n, "bits": 4 if self.four else 8, "gated": gated}
         self.chosen = tuning.choose("quantized_linear", sizes, config.choose(**sizes, num_sms=num_sms(self.device)))
         self.flags = {
             "BIAS": bias is not None, "RESIDUAL": residual is not None, "GATED": gated,
             "ACT": ACTIVATIONS[activation],
         }  # fmt: skip
-        self.shares, self.runs = 1, None
+        self.itemsize = 1
         if self.rows and self.n:
-            bind = self._bind_row if self.chosen.kernel == "row" else self._bind_tile
-            self.runs = bind(x, weight, scale, bias, norm_weight, residual, eps, offset)
-
-    def _laid_out(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, int, Tensor | None, int]:
-        flat, stride = as_rows(x)
-        if residual is None:
-            return flat, stride, None, self.n
-        return flat, stride, *as_rows(residual)
-
-    def _common(self, x: Tensor, weight: Tensor, norm_weight: Tensor | None, stride: int) -> dict[str, Any]:
-        pointers = x.data_ptr() | weight.data_ptr() | (0 if norm_weight is None else norm_weight.data_ptr())
-        wide_sizes = (self.k, weight.stride(0), self.n, stride if self.rows > 1 else 0)
-        return {
-            "num_warps": self.chosen.num_warps, "num_stages": self.chosen.num_stages, "device": self.device,
-            "vector": vector_of(1, pointers, *wide_sizes),
-        }  # fmt: skip
-
-    def _bind_row(self, *args: Any) -> tuple[Any, ...]:
-        x, weight, scale, bias, norm_weight, residual, eps, offset = args
-        x, stride, residual, residual_stride = self._laid_out(x, residual)
-        self.row_args: tuple[int, ...] = (self.k, self.n, stride, weight.stride(0), residual_stride)
-        given = (x, weight, scale, *filled(x, bias, norm_weight, residual), x, *self.row_args, eps, offset)
-        constants = {
-            "M": self.rows, "BN": self.chosen.outputs, "BK": self.chosen.step, "V": min(16, self.chosen.step),
-            "EVEN": self.k % self.chosen.step == 0, "NORM": self.has_norm, **self.flags,
-        }  # fmt: skip
-        grid = (cdiv(self.n, self.chosen.outputs),)
-        return (_ROW.bind(given, grid=grid, constants=constants, **self._common(x, weight, norm_weight, stride)),)
-
-    def _bind_tile(self, *args: Any) -> tuple[Any, ...]:
-        x, weight, scale, bias, norm_weight, residual, eps, offset = args
-        x, stride, residual, residual_stride = self._laid_out(x, residual)
-        share = config.share_of(self.k, self.chosen)
-        self.shares = cdiv(self.k, share)
-        self.row_args = (self.rows, self.k, self.n, stride, weight.stride(0), residual_stride, share)
-        out, squares = self._partial(x) if self.shares > 1 else (x, torch.empty(1, device=x.device))
-        first_scaled = self.has_norm and x.dtype == torch.float16
-        given = (x, weight, scale, *filled(x, bias, norm_weight, residual), out, squares, *self.row_args, eps, offset)
-        constants = {
-            "MP": max(16, power_of_two(self.rows)), "BN": self.chosen.outputs, "BK": self.chosen.step,
-            "EVEN": self.k % self.chosen.step == 0, "FOUR": self.four, "PERMUTED": not INTERPRETING,
-            "NORM": self.has_norm, **self.flags, "WHOLE": self.shares == 1, "FIRST_SCALED": first_scaled,
-        }  # fmt: skip
-        common = self._common(x, weight, norm_weight, stride)
-        tile = _TILE.bind(given, grid=(cdiv(self.n, self.chosen.outputs), self.shares), constants=constants, **common)
-        if self.shares == 1:
-            return (tile,)
-        self.join_args = (self.shares, self.rows, self.k, self.n, residual_stride)
-        join = JOIN.bind(
-            (out, squares, *filled(x, bias, residual), x, *self.join_args, eps),
-            grid=(cdiv(self.n, JOIN_OUTPUTS), self.rows),
-            constants={"BN": JOIN_OUTPUTS, "SCALED": self.has_norm and not first_scaled, **self.flags,
-                       "DEPENDENT": False},
-            num_warps=2,
-            device=self.device,
-            vector=common["vector"],
-        )  # fmt: skip
-        return tile, join
-
-    def _partial(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        wide_n = self.n * (2 if self.gated else 1)
-        part = torch.empty((self.shares, self.rows, wide_n), dtype=torch.float32, device=x.device)
-        return part, torch.empty((self.shares, self.rows), dtype=torch.float32, device=x.device)
-
-    def run(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        scale: Tensor,
-        bias: Tensor | None,
-        norm_weight: Tensor | None,
-        residual: Tensor | None,
-        eps: float,
-        offset: float,
-    ) -> Tensor:
-        out = torch.empty(self.shape, dtype=x.dtype, device=x.device)
-        if self.runs is None:
-            return out
-        x = x if x.is_contiguous() else as_rows(x)[0]
-        residual = residual if residual is None or residual.is_contiguous() else as_rows(residual)[0]
-        others = filled(x, bias, norm_weight, residual)
-        if self.chosen.kernel == "row":
-            self.runs[0](x, weight, scale, *others, out, *self.row_args, eps, offset)
-        elif self.shares == 1:
-            self.runs[0](x, weight, scale, *others, out, out, *self.row_args, eps, offset)
-        else:
-            part, squares = self._partial(x)
-            self.runs[0](x, weight, scale, *others, part, squares, *self.row_args, eps, offset)
-            self.runs[1](part, squares, *filled(x, bias, residual), out, *self.join_args, eps)
-        return out
+            given = ((weight, scale), x, bias, norm_weight, residual, eps, offset)
+            if self.chosen.kernel == "row":
+                self.runs = self._bind_row(_ROW, {}, *given)
+            else:
+                self.runs = self._bind_tile(_TILE, {"FOUR": self.four, "PERMUTED": not INTERPRETING}, *given)
 
 
 def _fake(x: Tensor, weight: Tensor, scale: Tensor, *rest: Any) -> Tensor:
@@ -235,7 +149,7 @@ def _support(
         return f"input has {x.shape[:-1].numel()} rows; these kernels are for at most {config.MAX_ROWS}"
     if gated and weight.shape[0] % 2:
         return f"a gated weight has an even number of rows, not {weight.shape[0]}"
-    return _scale_reason(weight, scale, k) or _epilogue_reason(
+    return _scale_reason(weight, scale, k) or epilogue_reason(
         x, weight, bias, norm_weight, residual, activation, gated
     )
 
@@ -247,27 +161,6 @@ def _scale_reason(weight: Tensor, scale: Tensor, k: int) -> str | None:
     if tuple(scale.shape) != shape or scale.dtype != kind or not scale.is_contiguous():
         return f"scale is {scale.dtype} {tuple(scale.shape)}, not a dense {kind} {shape}"
     return None
-
-
-def _epilogue_reason(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm_weight: Tensor | None,
-    residual: Tensor | None,
-    activation: str,
-    gated: bool,
-) -> str | None:
-    n = weight.shape[0] // 2 if gated else weight.shape[0]
-    if any(value.dtype != x.dtype for value in (bias, norm_weight, residual) if value is not None):
-        return "input and what is added to the product are of different types"
-    if bias is not None and (bias.shape != weight.shape[:1] or not bias.is_contiguous()):
-        return "bias is one dense number an output of the weight"
-    if norm_weight is not None and (norm_weight.shape != x.shape[-1:] or not norm_weight.is_contiguous()):
-        return "norm_weight is one dense number a column of the input"
-    if residual is not None and residual.shape != (*x.shape[:-1], n):
-        return f"residual is {tuple(residual.shape)}, the result {(*x.shape[:-1], n)}"
-    return None if activation in ACTIVATIONS else f"activation is one of {', '.join(ACTIVATIONS)}"
 
 
 def _cost(inputs: tuple[Any, ...], outputs: tuple[Any, ...], **kwargs: Any) -> dict[str, float]:
