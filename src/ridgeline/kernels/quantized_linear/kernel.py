@@ -180,9 +180,9 @@ def narrow_tile(
             x_low = tl.load(x_at + first, mask=real_x, other=0.0)
             x_high = tl.load(x_at + first + HALF_GROUP, mask=real_x, other=0.0)
             x_low, squares = normed_columns(x_low, norm_ptr + first + byte, byte < k, offset, squares, level,
-                                    True, NORM, FIRST_SCALED)  # fmt: skip
-            x_high, squares = normed_columns(x_high, norm_ptr + first + HALF_GROUP + byte, byte < k, offset, squares, level,
-                                     True, NORM, FIRST_SCALED)  # fmt: skip
+                                            True, NORM, FIRST_SCALED)  # fmt: skip
+            x_high, squares = normed_columns(x_high, norm_ptr + first + HALF_GROUP + byte, byte < k, offset, squares,
+                                             level, True, NORM, FIRST_SCALED)  # fmt: skip
             low, high = _nibbles(b, x_low, PERMUTED)
             part = tl.dot(low, x_low)
             part = tl.dot(high, x_high, part)

@@ -102,7 +102,9 @@ class _Plan(FewRowsPlan):
         self.rows = x.shape[:-1].numel()
         self.shape = (*x.shape[:-1], self.n)
         self.device, self.gated, self.has_norm = x.get_device(), gated, norm_weight is not None
-        sizes: dict[str, Any] = {"rows": self.rows, "k": self.k, "n": self.n, "bits": 4 if self.four else 8, "gated": gated}
+        sizes: dict[str, Any] = {
+            "rows": self.rows, "k": self.k, "n": self.n, "bits": 4 if self.four else 8, "gated": gated,
+        }  # fmt: skip
         self.chosen = tuning.choose("quantized_linear", sizes, config.choose(**sizes, num_sms=num_sms(self.device)))
         self.flags = {
             "BIAS": bias is not None, "RESIDUAL": residual is not None, "GATED": gated,
