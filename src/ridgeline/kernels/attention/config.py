@@ -14,8 +14,6 @@ MAX_REGISTERS = 168
 L2_FOR_KEYS_BYTES = 36_000_000
 """Keys and values that stay in a 50 MB L2 beside the queries that pass through it."""
 
-MAX_ORDERS, MAX_COUNTED = 48, 100_000
-"""Orders of tiles that are counted through before one is chosen, and tiles in all of them: some 10 ms at most."""
 
 TILE_BLOCKS, WHOLE_BLOCKS, PART_BLOCKS = 1, 3, 8
 """What starting and ending a tile takes, in blocks; dK and dV written rounded, or in float32 and read once more."""
@@ -117,7 +115,8 @@ def side_by_side(lengths: tuple[int, ...], heads: int, step: int, most: int, num
 
     By counting: 4 × 32 heads of 2,048 causal rows end together to 0.996 with 33 heads and to 0.91 with 34.
     """
-    orders = clamp(MAX_COUNTED // (heads * len(lengths)), 1, MAX_ORDERS)
+    # Orders of tiles that are counted through before one is chosen, and tiles in all of them: some 10 ms at most.
+    orders = clamp(100_000 // (heads * len(lengths)), 1, 48)
     every = step * max(1, cdiv(most // step, orders))
     tried = {group: busy_frac(lengths, heads, group, num_sms) for group in (*range(every, most, every), most)}
     best = max(tried.values())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-LEAST_CHANNELS = 16
-"""The fewest channels a tile of the tensor cores has; a convolution with fewer fills it up with zeros."""
 MOST_POOLED = 128
 """Channels of the widest tile: all of a pixel's are in one where something becomes of them together."""
 MOST_EXACT = 128 * 128
@@ -44,17 +42,14 @@ class Depthwise:
     num_warps: int = 4
 
 
-LAST_INPUTS, LAST_TERMS, LAST_FLOPS = 32, 256, 4e10
-"""Channels of which a multiple is dense for a tile of images that are turned, and terms and operations from which it
-may pay to turn them, and to compile one more tile for that."""
-
-
 def turned(found: tuple[Tile, ...], inputs: int, groups: int, terms: int, flops: float) -> tuple[Tile, ...]:
     """The likeliest tile of images that are turned first, where a block of terms is one tap's.
 
     Right on the interpreter and compiled without spills, 16 bytes an access; no device has timed it yet.
     """
-    if groups > 1 or inputs % LAST_INPUTS or terms < LAST_TERMS or flops < LAST_FLOPS or not found:
+    # Channels of which a multiple is dense for a tile of images that are turned, and terms and operations from which it
+    # may pay to turn them, and to compile one more tile for that.
+    if groups > 1 or inputs % 32 or terms < 256 or flops < 4e10 or not found:
         return ()
     first = found[0]
     return (replace(first, last=True, depth=32, num_stages=4 if first.num_warps == 4 else 3),)
@@ -62,7 +57,8 @@ def turned(found: tuple[Tile, ...], inputs: int, groups: int, terms: int, flops:
 
 def tiles(channels: int, pixels: int, pooled: bool = False, terms: int = SHORT_SUM + 1) -> tuple[Tile, ...]:
     """Tiles worth trying for a number of output channels, the likely first; ``pooled``: with all channels in one."""
-    wide = LEAST_CHANNELS
+    # The fewest channels a tile of the tensor cores has; a convolution with fewer fills it up with zeros.
+    wide = 16
     while wide < min(channels, 128):
         wide *= 2
     if terms <= SHORT_SUM:

@@ -76,10 +76,6 @@ class Rows:
     ends: bool = False
 
 
-LONGEST_IN_SMALL_BLOCKS, LONGEST_HELD = 8192, 4096
-"""Columns of many rows that start inside accesses: 16-bit ones in smaller blocks, float32 held whole."""
-
-
 def forward(rows: int, cols: int, itemsize: int, sms: int, shifted: bool = False) -> Forward | Short:
     """Thirty-two elements a thread, asked for at once; few rows are cut until there are eight waves of programs.
 
@@ -89,9 +85,10 @@ def forward(rows: int, cols: int, itemsize: int, sms: int, shifted: bool = False
     16384×5003 56.5, 65.3 (55.7 to 66.6, 49.6); in float32 16384×3191 62.0 held whole, 74.3 in blocks (66.0).
     """
     enough = 8 * 8 * sms // max(rows, 1) if rows < MANY_ROWS else 1
-    if shifted and rows >= MANY_ROWS and itemsize == 2 and cols <= LONGEST_IN_SMALL_BLOCKS:
+    # Columns of many rows that start inside accesses: 16-bit ones in smaller blocks, float32 held whole.
+    if shifted and rows >= MANY_ROWS and itemsize == 2 and cols <= 8192:
         return Forward(1024, 2, 1, 1)
-    if shifted and rows >= MANY_ROWS and itemsize == 4 and cols <= LONGEST_HELD:
+    if shifted and rows >= MANY_ROWS and itemsize == 4 and cols <= 4096:
         return Short(1, cdiv(cols + 3, 512), 512, 4, 1, 8)
     if shifted:
         block = min(power_of_two(cols), 2048)

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from ridgeline.kernels.rows import cdiv, clamp, power_of_two
 
-FEW_BLOCKS = 4
-"""A share of more blocks than this gains from a third stage; a shorter one loses by it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Decode:
@@ -27,7 +24,8 @@ def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int
     keys = 64 if head_dim <= 128 else 32
     # blocks of keys that a share has at least: one step of decoding is too short to be spent on few processors
     shares = even_shares(max(1, batch * key_heads), max(1, longest // (1 * keys)), num_sms)
-    stages = 3 if longest > FEW_BLOCKS * keys * shares else 2
+    # A share of more blocks than this gains from a third stage; a shorter one loses by it.
+    stages = 3 if longest > 4 * keys * shares else 2
     # shares of a key head that its last program joins itself: as fast as a kernel of their own to 8 (9.2 against 9.0
     # µs, 5.9 against 6.0 in a graph), and a launch less; 16 take 0.3 µs longer, 33 five, since one program reads them
     # all

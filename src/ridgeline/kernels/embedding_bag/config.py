@@ -121,12 +121,6 @@ def merged(dim: int) -> int:
     return clamp(8192 // power_of_two(dim), 8, 64)
 
 
-MOST_PAIRED, MOST_BLOCKS = 8192, 64
-"""Indices that are put in order by pairs, and blocks that each count all the others."""
-MOST_BY_DIGITS, MOST_BY_THREE = 1 << 22, 1 << 21
-"""Indices that are put in order by digits, of two and of three passes."""
-
-
 def order(num_indices: int, num_rows: int) -> Order:
     """Pairs while there are few: twice as many take four times as long. Digits of at most eight bits after them, in
     blocks of 512; PyTorch's sort of many.
@@ -138,10 +132,12 @@ def order(num_indices: int, num_rows: int) -> Order:
     (246 to 312), 1.3 million of 2k 231 (292 to 463). On the device alone the sort of a million takes 82 of 223: it is
     a dozen launches that the host has to make.
     """
-    if num_indices <= MOST_PAIRED:
+    # Indices that are put in order by pairs, and blocks that each count all the others.
+    if num_indices <= 8192:
         return Order(32, 0, 256, 4)
     bits = num_rows.bit_length()
     passes = -(-bits // 8)
-    if passes > 3 or num_indices > (MOST_BY_THREE if passes == 3 else MOST_BY_DIGITS):
+    # Indices that are put in order by digits, of two and of three passes.
+    if passes > 3 or num_indices > ((1 << 21) if passes == 3 else (1 << 22)):
         return Order(0, 0, 0, 0)
-    return Order(512, max(5, -(-bits // passes)), 16, 4, 2 if num_indices > MOST_BLOCKS * 512 else 0)
+    return Order(512, max(5, -(-bits // passes)), 16, 4, 2 if num_indices > 64 * 512 else 0)

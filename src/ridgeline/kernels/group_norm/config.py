@@ -246,10 +246,6 @@ def piece(positions: int, vector: int, accesses: int = 1) -> int:
     return min(32 * vector * accesses, positions & -positions)
 
 
-SHORTEST_BACK, LONGEST_BACK, PIECE_BACK = 2048, 16384, 256
-"""Elements of groups whose backward pass is a program's, and what their channels must be multiples of."""
-
-
 def packed_backward(rows: int, length: int, positions: int, sms: int) -> Packed | None:
     """Groups of 16-bit numbers of the backward pass, a program each; None where they are few, short or long.
 
@@ -258,7 +254,8 @@ def packed_backward(rows: int, length: int, positions: int, sms: int) -> Packed 
     Longer ones in clusters of programs, x and dy in shared memory, lost as they had with dy in registers:
     4×512×128×128 76 to 83 (66), 16×512×128×128 274 (219), 16×640×64×64 91 (77), 32×320×64×64 89 (78).
     """
-    if rows < 4 * sms or not SHORTEST_BACK < length <= LONGEST_BACK or positions % PIECE_BACK:
+    # Elements of groups whose backward pass is a program's, and what their channels must be multiples of.
+    if rows < 4 * sms or not 2048 < length <= 16384 or positions % 256:
         return None
     if length <= 5120:
         return Packed(4, 8, early=True)

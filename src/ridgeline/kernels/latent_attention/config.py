@@ -137,12 +137,6 @@ HALVES, MORES, ROLE_REGISTERS = 5, 3, 128
 """Halves of blocks and rotary parts in shared memory where warps have roles, and registers when sixteen warps start."""
 
 
-ROLE_ENDS = 1
-"""Blocks that a sequence's end takes as long as where many heads walk the line by roles: 92 uneven ones of 128 heads
-take 98.5 µs against 113.9, 35 uneven ones of 64 heads 106.0 against 110.6, 27 of which few are long 65.1 against 69.0,
-even ones of 64 heads 95.5 and 106.4 against 97.5 and 108.7, 32 even ones of 128 heads 77.3 against 75.2."""
-
-
 def by_roles(heads: int, dim: int, more: int, page: int, way: str) -> bool:
     return way == ROLES and heads > 2 * FEW_HEADS and columns_fit(heads, dim, more, page)
 
@@ -182,7 +176,10 @@ def choose_line(batch: int, heads: int, longest: int, num_sms: int) -> Few:
     programs, leaves = max(1, num_sms // cdiv(heads, MAX_ROWS)), batch * longest <= LEAVING_KEYS
     borders = by_borders(programs, batch, batch * heads)
     roles = ROLES == "line" and heads > 2 * FEW_HEADS
-    ends = ROLE_ENDS if roles else 0
+    # Blocks that a sequence's end takes as long as where many heads walk the line by roles: 92 uneven ones of 128 heads
+    # take 98.5 µs against 113.9, 35 uneven ones of 64 heads 106.0 against 110.6, 27 of which few are long 65.1 against
+    # 69.0, even ones of 64 heads 95.5 and 106.4 against 97.5 and 108.7, 32 even ones of 128 heads 77.3 against 75.2.
+    ends = 1 if roles else 0
     return Few(FED_KEYS, programs, 4, 2, leaves=leaves, fed=True, borders=borders, roles=roles, ends=ends)
 
 

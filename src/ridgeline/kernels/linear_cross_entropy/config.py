@@ -14,9 +14,6 @@ class Chunks:
     rows: int
 
 
-MOST_CHUNKS, LEAST_ROWS = 4, 2048
-"""Chunks of all rows, and rows of one at least: every chunk reads the weight twice, and its gradient, and writes that.
-In four chunks of 512 rows 1653×256000 took 10.7 ms, all at once by PyTorch 8.5."""
 TILE, ALIGNED = 64, 8
 """Columns of whole tiles of cuBLAS, and 16-bit numbers of an access."""
 
@@ -27,4 +24,6 @@ def default(rows: int, cols: int, itemsize: int) -> Chunks:
     The weight's gradient is rounded once a chunk: four additions leave 1.6 times the error of one rounding, eight would
     leave more than twice. A quarter of the logits is far under a quarter of what the unfused path holds: three copies.
     """
-    return Chunks(max(LEAST_ROWS, cdiv(cdiv(rows, MOST_CHUNKS), 256) * 256))
+    # Chunks of all rows, and rows of one at least: every chunk reads the weight twice, and its gradient, and writes
+    # that. In four chunks of 512 rows 1653×256000 took 10.7 ms, all at once by PyTorch 8.5.
+    return Chunks(max(2048, cdiv(cdiv(rows, 4), 256) * 256))

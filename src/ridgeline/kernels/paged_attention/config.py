@@ -53,9 +53,6 @@ NARROW_DIM, NARROW_KEYS, NARROW_LONGEST = 64, 128, 1024
 """Narrow heads take more keys at once, so that blocks are as large: 43.9 against 46.0 µs at 136 MB. Where sequences are
 short, most of the last block would be nobody's."""
 
-LEAVING_BYTES = 400_000_000
-"""Caches up to this leave the L2 first. Behind a flush that leaves dirty lines 30 against 33 µs at 67 MB, 47 against 51
-at 134, 80 against 82 at 269, but 151 against 147 at 545; behind one that does not one per cent better everywhere."""
 
 FED_REGISTERS = 104
 """Of a thread when eight warps start; the computing group takes more from there, the feeding warp gives up its own."""
@@ -135,9 +132,6 @@ TALL_FROM, TALL_MOST, GROUP_ROWS = 33, 128, 64
 columns take 60.8 µs as rows and 71.7 by threads that also compute, 64 38.4 and as columns 45.8, 64 of 256 columns 46.2
 and by threads 68.2; 24 and 32 as long as columns do (94.4 and 95.1, 86.2 and 86.5, 119.4 and 120.0)."""
 
-SM_BYTES, PROGRAM_BYTES = 228 << 10, 1536
-"""Shared memory of a multiprocessor, and what a program takes of it besides its blocks and queries."""
-
 
 def tall_rows(ratio: int, head_dim: int) -> int:
     """Rows for so many heads that share keys, one or two groups of warps; 0 where they are columns, or too many."""
@@ -150,7 +144,8 @@ def choose_tall(found: Paged, rows: int, wide: int, num_sms: int) -> Paged:
     """The same with heads as rows: two programs a multiprocessor where their sums fit into its registers, and as many
     blocks as fit into its shared memory."""
     num = FED_PROGRAMS if rows == GROUP_ROWS and wide <= SHORT_DIM else 1
-    left = SM_BYTES // num - PROGRAM_BYTES - 2 * rows * wide
+    # Shared memory of a multiprocessor, and what a program takes of it besides its blocks and queries.
+    left = (228 << 10) // num - 1536 - 2 * rows * wide
     return replace(
         found, programs=min(found.programs, num * num_sms), num_stages=left // (4 * found.keys * wide), queries=1,
         inside=False, tall=rows, max_registers=LONE_REGISTERS if num > 1 else WIDE_REGISTERS,
@@ -164,14 +159,11 @@ where a head is no whole number of it: 44.7 against 48.2 µs (heads of 112, 124 
 38.0 against 37.7, with 280 77.0 against 73.2: there more parts have to be joined."""
 
 
-IDLE_PROGRAMS, BESIDE_HEADS = 0.1, 512
-"""Of all programs, what neighbors that are no whole rows may leave without work; and heads that are joined at once."""
-
-
 def takes_beside(key_heads: int, longest: int, head_dim: int, programs: int, ratio: int) -> bool:
     """Whether so many programs, fed by threads, take key heads side by side."""
-    split, heads = 2 * head_dim % SECTOR_BYTES > 0, key_heads > 1 and key_heads * ratio <= BESIDE_HEADS
-    return split and heads and longest > BESIDE_LONGEST and programs % key_heads <= IDLE_PROGRAMS * programs
+    # Of all programs, what neighbors that are no whole rows may leave without work; and heads that are joined at once.
+    split, heads = 2 * head_dim % SECTOR_BYTES > 0, key_heads > 1 and key_heads * ratio <= 512
+    return split and heads and longest > BESIDE_LONGEST and programs % key_heads <= 0.1 * programs
 
 
 def side_by_side(found: Paged, batch: int, key_heads: int, ratio: int) -> Paged:
@@ -219,7 +211,10 @@ def choose(
         narrow = wide == NARROW_DIM and (longest >= NARROW_LONGEST or short) and (ratio <= COLUMNS or tall > 0)
         keys = NARROW_KEYS if narrow else FED_KEYS
         blocks = FED_BYTES // (2 * keys * wide * itemsize)
-        leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= LEAVING_BYTES
+        # Caches up to this leave the L2 first. Behind a flush that leaves dirty lines 30 against 33 µs at 67 MB, 47
+        # against 51 at 134, 80 against 82 at 269, but 151 against 147 at 545; behind one that does not one per cent
+        # better everywhere.
+        leaves = 2 * batch * key_heads * longest * head_dim * itemsize <= 400_000_000
         if short and not gathered:
             return Paged(
                 keys, FED_PROGRAMS * num_sms, 4, blocks // FED_PROGRAMS, fed=True, leaves=leaves, inside=True,
@@ -349,10 +344,6 @@ def by_borders(programs: int, sequences: int, heads: int) -> bool:
     return 2 * sequences >= programs or (heads >= 1024 and 5 * sequences >= programs)
 
 
-MOST_JOINED, MOST_JOINED_SMALL = 3, 8
-"""Parts of a sequence that its last program joins itself; more where keys are too few for all programs."""
-
-
 def by_the_last(programs: int, sequences: int, ratio: int, all_read: bool) -> bool:
     """Whether the parts of a sequence (each key head of each) are few enough for its last program to join them.
 
@@ -361,7 +352,8 @@ def by_the_last(programs: int, sequences: int, ratio: int, all_read: bool) -> bo
     against 26.5: behind a full memory every turn to it takes long. Where keys are few, 4 parts 10.8 against 12.0. Heads
     that share no keys lose with three parts already (43.8 against 42.4), and are left to the kernel.
     """
-    few = cdiv(programs, sequences) <= (MOST_JOINED if all_read else MOST_JOINED_SMALL)
+    # Parts of a sequence that its last program joins itself; more where keys are too few for all programs.
+    few = cdiv(programs, sequences) <= (3 if all_read else 8)
     return 1 < ratio <= COLUMNS and few
 
 

@@ -49,11 +49,6 @@ class Packed:
     cluster: int = 1
 
 
-HELD_FORWARD_BYTES, HELD_BACKWARD_BYTES = 40960, 49152
-"""Longer rows pass through shared memory where their accesses can be sixteen bytes wide. 8192×20000: 170 µs held, 228
-through shared memory; backward 235 and 293."""
-
-
 def forward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Softmax:
     """As for the norms: at most 40 elements a thread, 16 warps at most (8192×16384: 146 µs, 150 with 32 warps). Many
     rows are told to stay in the L2: 16384×4096 67.0 µs, 69.0 else."""
@@ -207,7 +202,9 @@ def streamed_forward(cols: int, itemsize: int) -> Shares | None:
     16-bit rows on three programs of four warps, powers kept: 2048×65536 146 µs, 512×262144 145, 4096×50257 250;
     computed again on four programs 148, 152, 261; kept in shares of 8 KB 152, 158, 263. Float32 2048×50257 227.
     """
-    if cols * itemsize <= HELD_FORWARD_BYTES:
+    # Longer rows pass through shared memory where their accesses can be sixteen bytes wide. 8192×20000: 170 µs held,
+    # 228 through shared memory; backward 235 and 293.
+    if cols * itemsize <= 40960:
         return None
     if cols * itemsize <= 65536:
         return Shares(8, 16, 3, 1)
@@ -218,7 +215,7 @@ def streamed_backward(cols: int, itemsize: int) -> Streamed | None:
     """Shares of 32 KB of both inputs: 196 to 199 µs for 2¹⁷ KB at every length, 203 to 320 held or read twice. Where
     shares do not fill their place four programs of four warps: 4096×50257 315 µs, 348 with two of eight, 390 with one
     of sixteen. Longer shares where rows would have more than 64: float32 64×250880 58 µs, 112 in 123 shares."""
-    if cols * itemsize <= HELD_BACKWARD_BYTES:
+    if cols * itemsize <= 49152:
         return None
     long = cols * itemsize > MOST_SHARES * 8192
     return Streamed(4, 16, 3, 1) if long or power_of_two(cols) == cols else Streamed(4, 4, 3, 4)
