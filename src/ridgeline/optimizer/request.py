@@ -61,7 +61,14 @@ def optimize(
 ) -> Optimized:
     """The model as a callable that is no slower than eager or torch.compile, with its receipt."""
     problem = _problem(model, args, kwargs, mode, loss, budget_s, memory_limit, error_budget, say)
-    _check_optimizer(optimizer, problem.model)
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        what = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
+        raise OptimizeError(f"optimizer is {what}: give one of this model's parameters, as "
+                            "torch.optim.AdamW(model.parameters())")  # fmt: skip
+    own = set(map(id, problem.model.parameters()))
+    held = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
+    if optimizer is not None and own and not any(id(parameter) in own for parameter in held):
+        raise OptimizeError("optimizer has none of the model's parameters: its steps would change another model")
     problem = replace(problem, optimizer=optimizer)
     stood = stood_in(problem.model, problem.inputs) if mode == "infer" else None
     if stood is not None:
@@ -181,7 +188,11 @@ def _problem(
         raise OptimizeError(f"no mode {mode!r}{nearest(str(mode), OPTIMIZED_MODES)}")
     if not isinstance(model, nn.Module):
         raise OptimizeError(f"optimize takes a torch.nn.Module, not {type(model).__name__}: wrap what it does in one")
-    _check_error_budget(error_budget, mode)
+    if error_budget is not None and mode != "infer":
+        raise OptimizeError("error_budget: layers are computed in fewer bits in inference only; leave it out to train")
+    if error_budget is not None and (not isinstance(error_budget, (int, float)) or not 0 < error_budget < 1):
+        raise OptimizeError(f"error_budget is {error_budget!r}: it is the relative root mean square error that results "
+                            "may have, between 0 and 1; 0.01 is one percent")  # fmt: skip
     if not isinstance(args, (tuple, list)):
         raise OptimizeError(f"args is a tuple of positional arguments, not {type(args).__name__}: write args=(x,)")
     if not isinstance(kwargs or {}, Mapping) or not all(isinstance(name, str) for name in kwargs or ()):
@@ -236,30 +247,6 @@ def _limit(given: Any) -> int | None:
     if given is None or (isinstance(read, int | float) and read > 0):
         return None if given is None else int(read)
     raise OptimizeError(f'memory_limit is {given!r}: it is a number of bytes, or words such as "40GB"')
-
-
-def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
-    if optimizer is None:
-        return
-    if not hasattr(optimizer, "param_groups"):
-        what = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else f"a {type(optimizer).__name__}"
-        raise OptimizeError(f"optimizer is {what}: give one of this model's parameters, as "
-                            "torch.optim.AdamW(model.parameters())")  # fmt: skip
-    mine = set(map(id, model.parameters()))
-    if mine and not any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
-        raise OptimizeError("optimizer has none of the model's parameters: its steps would change another model")
-
-
-def _check_error_budget(error_budget: Any, mode: str) -> None:
-    if error_budget is None:
-        return
-    if mode != "infer":
-        raise OptimizeError("error_budget: layers are computed in fewer bits in inference only; leave it out to train")
-    if not isinstance(error_budget, (int, float)) or not 0 < error_budget < 1:
-        raise OptimizeError(
-            f"error_budget is {error_budget!r}: it is the relative root mean square error that results may have, "
-            "between 0 and 1; 0.01 is one percent"
-        )
 
 
 def _device(model: nn.Module, inputs: Inputs) -> torch.device:

@@ -104,7 +104,11 @@ class LayerCache:
         layer = cache.layers[self._number] if self._number < len(cache.layers) else None
         if not _is_plain(cache) or not _is_plain(layer):
             return None
-        own = self._twin(layer, {name: _alias(held) for name, held in vars(layer).items()})
+        # New tensor objects over the same memory; those that require gradients stay themselves.
+        own = self._twin(layer, {
+            name: held.detach() if isinstance(held, Tensor) and not (held.requires_grad and torch.is_grad_enabled())
+            else held for name, held in vars(layer).items()
+        })  # fmt: skip
         return self._twin(cache, {**vars(cache), "layers": [own]})
 
     def _named(self, cache: Any) -> Any:
@@ -139,13 +143,6 @@ class LayerCache:
         for numbered, own in self._numbered:
             if 0 in own:
                 numbered[self._number] = own[0]
-
-
-def _alias(held: Any) -> Any:
-    """A new tensor object over the same memory; one that requires gradients stays itself."""
-    if not isinstance(held, Tensor) or (held.requires_grad and torch.is_grad_enabled()):
-        return held
-    return held.detach()
 
 
 def _is_plain(value: Any) -> bool:

@@ -70,7 +70,9 @@ def cut(ctx: GraphContext) -> list[Piece] | None:
         depth |= {node: depth[node] + 1 for node in deeper}
         pieces = _pieces(ctx, _runs(nodes, paths, depth))
     pieces = _joined(ctx, pieces)
-    return pieces if _worth_it(ctx, pieces) and _safe(ctx, pieces) else None
+    crossing = {node for piece in pieces for node in (*piece.inputs, *piece.outputs)}
+    safe = all(isinstance(_value(ctx, node), Tensor) for node in crossing) and all(map(_balanced, pieces))
+    return pieces if _worth_it(ctx, pieces) and safe and not _written_through_views(ctx, crossing) else None
 
 
 def _numbered(path: str) -> list[str]:
@@ -153,13 +155,6 @@ def _constant(ctx: GraphContext, node: fx.Node) -> Any:
     for name in str(node.target).split("."):
         found = getattr(found, name)
     return found
-
-
-def _safe(ctx: GraphContext, pieces: list[Piece]) -> bool:
-    crossing = {node for piece in pieces for node in (*piece.inputs, *piece.outputs)}
-    if any(not isinstance(_value(ctx, node), Tensor) for node in crossing):
-        return False
-    return all(_balanced(piece) for piece in pieces) and not _written_through_views(ctx, crossing)
 
 
 def _value(ctx: GraphContext, node: fx.Node) -> Any:

@@ -98,18 +98,14 @@ def _groups(module: nn.Module, path: str) -> Iterator[Group]:
             alike.setdefault((type(child), sizes), []).append((name, child))
     taken: set[int] = set()
     for same in alike.values():
-        if len(same) >= 3 and _eligible(same[0][1]):
+        block = same[0][1]  # compound, and running its class's own forward
+        compound = _num_leaves(block) > 1 and not isinstance(block, (nn.ModuleList, nn.ModuleDict))
+        if len(same) >= 3 and compound and "forward" not in vars(block):
             taken |= {id(block) for _, block in same}
             yield Group(type(same[0][1]), tuple(name for name, _ in same), tuple(block for _, block in same))
     for name, child in children:
         if id(child) not in taken:
             yield from _groups(child, name)
-
-
-def _eligible(block: nn.Module) -> bool:
-    """Whether a block is a compound module that runs its class's own forward."""
-    callable_ = not isinstance(block, (nn.ModuleList, nn.ModuleDict))
-    return _num_leaves(block) > 1 and callable_ and "forward" not in vars(block)
 
 
 PRODUCTS, ATTENTION, CONVOLUTIONS = "products", "attention", "convolutions"

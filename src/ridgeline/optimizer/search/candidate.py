@@ -215,14 +215,22 @@ def build(
                 built.call = built.inner = base.call if base.inner is None else base.inner
                 built.laid = base.laid
             else:
-                built.call = built.inner = _compiled(built, _callee(built, model, mode), traces or Traces())
+                callee = shallow_clone(model) if candidate.needs_clone else model
+                if candidate.layout != "keep":
+                    built.laid = make_channels_last(callee, model, differentiable=mode != "infer")
+                if candidate.substituted:
+                    apply(callee, candidate.substituted)
+                built.call = built.inner = _compiled(built, callee, traces or Traces())
                 if candidate.compiles:
                     _run_first(built, given, mode)
             if candidate.graphed:
                 with growing(candidate.grows):
                     _capture(built, model, given, mode, loss)
             elif candidate.straight:
-                _bypass_guards(built, model, given)
+                ready = given.reused()
+                with contextlib.suppress(NotGraphable):  # several graphs keep their guards
+                    built.call = shortcut(built.call, ready.args, dict(ready.kwargs), model)
+                built.places = places_of(model)
     except BaseException:
         if base is None:
             built.undo()
@@ -267,19 +275,6 @@ class Unmasked:
         """The call without its masks."""
         kept = [None if i in self.places else value for i, value in enumerate(args)]
         return self.call(*kept, **{name: value for name, value in kwargs.items() if name not in self.names})
-
-
-def _callee(built: Built, model: nn.Module, mode: str) -> nn.Module:
-    """The model, or a clone of it with the candidate's kernels and layouts."""
-    candidate = built.candidate
-    if not candidate.needs_clone:
-        return model
-    clone = shallow_clone(model)
-    if candidate.layout != "keep":
-        built.laid = make_channels_last(clone, model, differentiable=mode != "infer")
-    if candidate.substituted:
-        apply(clone, candidate.substituted)
-    return clone
 
 
 @contextlib.contextmanager
@@ -332,14 +327,6 @@ def _in_python(clone: nn.Module) -> Call:
 
     run.in_python = True  # type: ignore[attr-defined]
     return run
-
-
-def _bypass_guards(built: Built, model: nn.Module, inputs: Inputs) -> None:
-    """Call the compiled graph past its guards, if it is a single graph."""
-    ready = inputs.reused()
-    with contextlib.suppress(NotGraphable):
-        built.call = shortcut(built.call, ready.args, dict(ready.kwargs), model)
-    built.places = places_of(model)
 
 
 def _run_first(built: Built, inputs: Inputs, mode: str) -> None:

@@ -224,7 +224,12 @@ class Prover:
         """
         self.error_budget, self.rounded = error_budget, rounded
         if self.random:
-            return self._judge_random(call)
+            # A result up to twice beyond what is allowed may be chance (correlated elements count as fewer): it is
+            # judged again over three times as many runs.
+            verdict, badness = self._judged_by(call, self.num_draws, 0)
+            if not verdict.ok and badness <= 2.0:
+                verdict, _ = self._judged_by(call, 3 * self.num_draws, 4 * self.num_draws)
+            return verdict
         worst: Verdict | None = None
         like_eagers = True
         for i, (inputs, eager, reference) in enumerate(self.cases):
@@ -336,14 +341,6 @@ class Prover:
 
     def _wrong(self, reason: str) -> Verdict:
         return unproved(reason, self.reference, tuple(self.notes))
-
-    def _judge_random(self, call: Call) -> Verdict:
-        """Compare means and spreads over runs with eager's. A result up to twice beyond what is allowed may be chance
-        (correlated elements count as fewer): it is judged again over three times as many runs."""
-        verdict, badness = self._judged_by(call, self.num_draws, 0)
-        if not verdict.ok and badness <= 2.0:
-            verdict, _ = self._judged_by(call, 3 * self.num_draws, 4 * self.num_draws)
-        return verdict
 
     def _judged_by(self, call: Call, num: int, first: int) -> tuple[Verdict, float]:
         """The verdict over ``num`` runs and its excess; a second set of eager's runs shows what chance alone does."""

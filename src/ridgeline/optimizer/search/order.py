@@ -196,7 +196,8 @@ class Stages:
         stages = list(INFERENCE if facts.mode == "infer" else TRAINING)
         if facts.mode == "infer" and facts.groups and facts.cuda and facts.budget_s < DEFAULT_BUDGET_S:
             known = [i for i, stage in enumerate(stages) if stage.price is not None]
-            best = sorted((stages[i] for i in known), key=lambda stage: -stage.saved_frac / _price_s(stage, self.make))
+            gain = {i: stages[i].saved_frac / max(0.1, stages[i].price(self.make)) for i in known}  # type: ignore[misc]
+            best = [stages[i] for i in sorted(known, key=lambda i: -gain[i])]
             for i, stage in zip(known, best, strict=True):
                 stages[i] = stage
         return stages
@@ -209,7 +210,3 @@ class Stages:
     def fewer_bits(self, search: Progress, name: str, narrow: tuple[tuple[str, str], ...]) -> Iterator[Proposal]:
         """Quantized layers: the last stage, after everything that costs no accuracy."""
         return propose.fewer_bits(self.make, search, name, narrow)
-
-
-def _price_s(stage: Stage, make: Proposals) -> float:
-    return max(0.1, stage.price(make)) if stage.price is not None else 0.1

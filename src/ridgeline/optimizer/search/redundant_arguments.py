@@ -56,21 +56,16 @@ def simplified(
     The check reads the values before the call, which synchronizes once. Whether the model computes the same without
     them is proved on its outputs.
     """
-    names = _parameter_names(model)
+    try:
+        names = list(inspect.signature(getattr(model, "forward", model)).parameters)
+    except (TypeError, ValueError):
+        names = []
     dropped = [name for name in MASKS if _says_nothing(name, _given(name, names, args, kwargs))]
     if not dropped:
         return None
 
     left_args = tuple(None if at < len(names) and names[at] in dropped else value for at, value in enumerate(args))
     return left_args, {name: value for name, value in kwargs.items() if name not in dropped}, Masks(names, dropped)
-
-
-def _parameter_names(model: Any) -> list[str]:
-    forward = getattr(model, "forward", model)
-    try:
-        return list(inspect.signature(forward).parameters)
-    except (TypeError, ValueError):
-        return []
 
 
 def _given(name: str, names: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -247,7 +247,11 @@ class Search:
             self.record(built, FAILED, why_failed(error))
             return self._drop(built)
         against = compare(timed[self.best.candidate.name], timed[built.candidate.name])
-        comparison = self._over_eager(timed, built)
+        if "eager" in timed:
+            comparison = compare(timed["eager"], timed[built.candidate.name])
+        else:
+            speedup = self.eager_s / timed[built.candidate.name].median_s
+            comparison = Comparison(speedup, speedup, speedup, 0)
         shown: dict[str, Any] = {"timed": timed[built.candidate.name], "comparison": comparison, "peak": peak,
                                  "predicted": proposal.predicted_s}  # fmt: skip
         if not fits:  # the rival is timed whatever it needs, for the receipt
@@ -265,7 +269,10 @@ class Search:
             return self.accept(built, against, verdict, shown)
         status = SLOWER if against.slower else EQUAL
         word = "slower than" if against.slower else "no faster beyond noise than"
-        reason = f"{word} {self.best.candidate.name} ({against.speedup:.3f}×){_unreplayed(built.call)}"
+        reason = f"{word} {self.best.candidate.name} ({against.speedup:.3f}×)"
+        misses: dict[str, int] = getattr(built.call, "misses", None) or {}
+        if sum(misses.values()) > getattr(built.call, "replays", 0):  # it mostly ran uncaptured
+            reason += f"; captured, and not replayed: {max(misses, key=lambda why: misses[why])}"
         self.record(built, status, reason, **shown)
         self._keep_or_drop(built)
         return None
@@ -338,12 +345,6 @@ class Search:
             return timed
         more = self.track.race(runners, 2 * self.budget.race_s(), [(before, own)], least_rounds=LAST_ROUNDS)
         return {name: Timed(timed[name].seconds + more[name].seconds) for name in timed}
-
-    def _over_eager(self, timed: dict[str, Timed], built: Built) -> Comparison:
-        if "eager" in timed:
-            return compare(timed["eager"], timed[built.candidate.name])
-        speedup = self.eager_s / timed[built.candidate.name].median_s
-        return Comparison(speedup, speedup, speedup, 0)
 
     def prove(self, built: Built) -> Verdict:
         try:
@@ -505,7 +506,12 @@ class Search:
         if not self.memory.fits(built, self.entries[built.candidate.name].peak_bytes):
             return f"it needs too much memory: {self.memory.why_large(built)}"
         verdict = self.prove(built)
-        return "" if verdict else f"{verdict.reason or 'it could not be proved'}{_allowing(verdict)}"
+        if verdict:
+            return ""
+        reason = verdict.reason or "it could not be proved"
+        if verdict.allowed_rms_frac < verdict.rms_frac < 2e-3:  # TensorFloat-32 explains such an error
+            reason += f"; within error_budget={1.5 * verdict.rms_frac:.0e} it would be"
+        return reason
 
     def _settle_winner(self) -> None:
         """Release everything but the winner."""
@@ -517,21 +523,6 @@ class Search:
         self.best.forget_trials()
         self.renew_gradient_accumulators()
         self.track.restore()
-
-
-def _allowing(verdict: Verdict) -> str:
-    """The error budget within which a less accurate result would be returned, if TensorFloat-32 explains its error."""
-    if not verdict.allowed_rms_frac < verdict.rms_frac < 2e-3:
-        return ""
-    return f"; within error_budget={1.5 * verdict.rms_frac:.0e} it would be"
-
-
-def _unreplayed(call: Any) -> str:
-    """Why a captured call mostly ran uncaptured, if so."""
-    misses: dict[str, int] = getattr(call, "misses", None) or {}
-    if sum(misses.values()) <= getattr(call, "replays", 0):
-        return ""
-    return f"; captured, and not replayed: {max(misses, key=lambda reason: misses[reason])}"
 
 
 @contextlib.contextmanager

@@ -327,7 +327,9 @@ class Track:
             with runner.switched() as call:
                 about_s[name] = self.about_s(call)
         row = 1 if self.written else min(least_calls, int(budget_s / (least_rounds * sum(about_s.values()) + 1e-9)))
-        num = {name: max(self._calls_a_turn(one_s), row) for name, one_s in about_s.items()}
+        # Short calls are repeated so that a turn lasts about 4 ms.
+        most = 1 if self.mutates else 50
+        num = {name: max(1, row, min(most, math.ceil(4e-3 / max(one_s, 1e-6)))) for name, one_s in about_s.items()}
         found: dict[str, list[float]] = {name: [] for name in runners}
         began = time.perf_counter()
         for i in range(MAX_ROUNDS):
@@ -336,15 +338,13 @@ class Track:
                     found[name].append(self.turn_s(call, num[name]))
             spent_s = time.perf_counter() - began
             late = spent_s * (i + 2) / (i + 1) > budget_s
-            if i + 1 >= least_rounds and (late or (pairs and _all_clear(found, pairs))):
+            clear = i + 1 >= least_rounds and bool(pairs) and not late and all(
+                compare(Timed(tuple(found[a])), Timed(tuple(found[b]))).clear for a, b in pairs)  # fmt: skip
+            if i + 1 >= least_rounds and (late or clear):
                 break
             if late and i + 1 >= 3 and spent_s > 2 * budget_s:
                 break
         return {name: Timed(tuple(seconds)) for name, seconds in found.items()}
-
-    def _calls_a_turn(self, one_s: float) -> int:
-        """Short calls are repeated so that a turn lasts about 4 ms."""
-        return 1 if self.mutates else max(1, min(50, math.ceil(4e-3 / max(one_s, 1e-6))))
 
     def extra_bytes(self, call: Call) -> int | None:
         """Peak memory of a call beyond what stays allocated between calls; None if the device does not count."""
@@ -397,10 +397,6 @@ def _kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
         return told
     return *told, tensor.stride(), tensor.storage_offset(), tensor.data_ptr()
-
-
-def _all_clear(found: Mapping[str, Sequence[float]], pairs: Sequence[tuple[str, str]]) -> bool:
-    return all(compare(Timed(tuple(found[a])), Timed(tuple(found[b]))).clear for a, b in pairs)
 
 
 def free_bytes(device: torch.device) -> int:

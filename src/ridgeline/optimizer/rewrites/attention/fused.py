@@ -660,9 +660,22 @@ def _mask_argument(ctx: GraphContext, read: UnfusedAttention) -> tuple[fx.Node |
         return None, False
     rows, keys = _lengths(ctx, read)
     if isinstance(read.mask, fx.Node):
-        return _additive(ctx, read, rows, keys)
+        found = _constant_pattern(ctx, read.mask, "added", rows, keys)
+        if found is not None:
+            watch(ctx, found[1])
+            return None, found[0].causal
+        bias = ctx.tensor(read.mask)
+        if bias is None or bias.dtype != ctx.dtype(read.query) or (ctx.training and bias.requires_grad):
+            return None
+        return _finite_mask(ctx, read.mask, read.out), False
     if isinstance(read.mask, BiasAndMask):
-        return _hidden_bias(ctx, read, read.mask)
+        condition, hides, number = read.mask.hidden
+        like, bias = ctx.dtype(read.query), ctx.tensor(read.mask.added)
+        known = bias is not None and bias.dtype == like and ctx.dtype(condition) is torch.bool
+        if not known or ctx.training or like is None:
+            return None
+        number = number if number == float("-inf") else max(number, torch.finfo(like).min, LOWEST)
+        return ctx.emit(read.out, masked_bias, read.mask.added, condition, hides, number), False
     if isinstance(read.mask, Folded):
         fold = read.mask
         alike = all(ctx.dtype(part) == ctx.dtype(read.query) for part in fold.parts) and not ctx.training
@@ -683,17 +696,6 @@ def _mask_argument(ctx: GraphContext, read: UnfusedAttention) -> tuple[fx.Node |
     return added, False
 
 
-def _hidden_bias(ctx: GraphContext, read: UnfusedAttention, mask: BiasAndMask) -> tuple[fx.Node, bool] | None:
-    """A bias with hidden scores filled in, as one additive mask."""
-    condition, hides, number = mask.hidden
-    like, value = ctx.dtype(read.query), ctx.tensor(mask.added)
-    known = value is not None and value.dtype == like and ctx.dtype(condition) is torch.bool
-    if not known or ctx.training or like is None:
-        return None
-    number = number if number == float("-inf") else max(number, torch.finfo(like).min, LOWEST)
-    return ctx.emit(read.out, masked_bias, mask.added, condition, hides, number), False
-
-
 def masked_bias(added: Tensor, condition: Tensor, hides: bool, number: float) -> Tensor:
     return torch.where(condition, number, added) if hides else torch.where(condition, added, number)
 
@@ -702,17 +704,6 @@ def additive_mask(condition: Tensor, hides: bool, number: float, dtype: torch.dt
     """An additive mask with a finite number, so that rows without keys stay finite."""
     zero = torch.zeros((), dtype=dtype, device=condition.device)
     return torch.where(condition, number, zero) if hides else torch.where(condition, zero, number)
-
-
-def _additive(ctx: GraphContext, read: UnfusedAttention, rows: int, keys: int) -> tuple[fx.Node | None, bool] | None:
-    found = _constant_pattern(ctx, read.mask, "added", rows, keys)
-    if found is not None:
-        watch(ctx, found[1])
-        return None, found[0].causal
-    mask = ctx.tensor(read.mask)
-    if mask is None or mask.dtype != ctx.dtype(read.query) or (ctx.training and mask.requires_grad):
-        return None
-    return _finite_mask(ctx, read.mask, read.out), False
 
 
 def _constant_pattern(

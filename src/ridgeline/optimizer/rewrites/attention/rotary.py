@@ -103,8 +103,13 @@ def _turned_as(ctx: GraphContext, node: fx.Node, straight: Call | None, across: 
         return None
     for x, cos in ((straight["input"], straight["other"]), (straight["other"], straight["input"])):
         for turn, sin in ((across["input"], across["other"]), (across["other"], across["input"])):
-            kind = _rotation(ctx, turn, x)
-            if kind is None or not isinstance(cos, fx.Node) or not isinstance(sin, fx.Node):
+            shape = ctx.shape(x)
+            if shape is None or len(shape) != 4:
+                continue
+            kind = not _halves_rotated(ctx, turn, x, shape[-1])  # otherwise pairs
+            if kind and not _pairs_rotated(ctx, turn, x, shape[-1]):
+                continue
+            if not isinstance(cos, fx.Node) or not isinstance(sin, fx.Node):
                 continue
             tables = _table(ctx, cos, kind), _table(ctx, sin, kind)
             if tables[0] is None or tables[1] is None or tables[0][1] != tables[1][1]:
@@ -134,16 +139,6 @@ def _narrowed(ctx: GraphContext, node: fx.Node, like: fx.Node) -> fx.Node | None
     if read is None or read.given.get("input") is not node or ctx.dtype(users[0]) is not ctx.dtype(like):
         return None
     return users[0] if cast_target(read) is ctx.dtype(like) else None
-
-
-def _rotation(ctx: GraphContext, node: Any, x: Any) -> bool | None:
-    """Whether a node rotates x by a right angle: True for pairs, False for halves, None for neither."""
-    shape = ctx.shape(x)
-    if shape is None or len(shape) != 4:
-        return None
-    if _halves_rotated(ctx, node, x, shape[-1]):
-        return False
-    return True if _pairs_rotated(ctx, node, x, shape[-1]) else None
 
 
 def _halves_rotated(ctx: GraphContext, node: Any, x: fx.Node, width: int) -> bool:

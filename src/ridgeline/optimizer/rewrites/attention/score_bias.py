@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from ridgeline.optimizer.rewrites.attention.backends import Attention, attention_call
+from ridgeline.optimizer.rewrites.attention.backends import attention_call
 from ridgeline.optimizer.rewrites.context import GraphContext, is_written
 from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 
@@ -23,21 +23,17 @@ def attention_bias(ctx: GraphContext) -> list[Match]:
     found = []
     for node in ctx.nodes:
         read = attention_call(node)
-        if read is None or read.mask is None or not _is_transposed(ctx, read) or is_written(ctx, read.mask):
+        bias = None if read is None or read.mask is None else ctx.tensor(read.mask)
+        if read is None or bias is None or not bias.is_floating_point() or ctx.shape(read.mask) is None:
+            continue
+        # No fused kernel of PyTorch reads a bias that is not contiguous along its rows.
+        if bias.shape[-1] == 1 or bias.stride(-1) in (0, 1) or is_written(ctx, read.mask):  # type: ignore[arg-type]
             continue
         if read.mask not in made:  # layers share a bias: one copy before its first reader
             made[read.mask] = ctx.emit(node, along, read.mask)
         node.replace_input_with(read.mask, made[read.mask])
         found.append(ctx.match(node, f"bias {tuple(ctx.shape(read.mask) or ())}"))
     return found
-
-
-def _is_transposed(ctx: GraphContext, read: Attention) -> bool:
-    """Whether a bias is not contiguous along its rows, which no fused kernel of PyTorch reads."""
-    bias = ctx.tensor(read.mask)
-    if bias is None or not bias.is_floating_point() or ctx.shape(read.mask) is None:
-        return False
-    return bias.shape[-1] > 1 and bias.stride(-1) not in (0, 1)
 
 
 def along(bias: Tensor) -> Tensor:
