@@ -31,7 +31,7 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's interpreter stands in for the GPU: kernels run on CPU tensors, slowly."""
 
 ASSUMED_SMS = 132
-"""Multiprocessors of an H200: where no device is there to ask, while packing and interpreting."""
+"""SMs of an H200: where no device is there to ask, while packing and interpreting."""
 
 MAX_PLANS = 4096
 SINK_BYTES = 1 << 20
@@ -154,7 +154,7 @@ def collects() -> bool:
 
 
 def num_sms(device: int) -> int:
-    """Multiprocessors of a CUDA device; of an H200 where none is there to ask."""
+    """SMs of a CUDA device; of an H200 where none is there to ask."""
     return _num_sms(device) if device >= 0 else ASSUMED_SMS
 
 
@@ -384,7 +384,7 @@ def _bound(
 
 
 def fits(run: Run, clusters: tuple[int, int]) -> bool:
-    """Whether so many clusters of so many programs of a launch are on its device together: how many multiprocessors are
+    """Whether so many clusters of so many programs of a launch are on its device together: how many SMs are
     neighbors differs from chip to chip."""
     num, size = clusters
     return not isinstance(run, partial) or native().fitting(run.args[0], size) >= num

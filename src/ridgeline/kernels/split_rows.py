@@ -18,11 +18,11 @@ CLEARED = 1024
 MOST_SHARES = 64
 """Programs that meet in words of memory, up to which waiting for each other takes little."""
 REGISTERS, MOST_REGISTERS, QUARTERS = 65536, 255, 4
-"""Of a multiprocessor, and of a thread; a warp's lie in one quarter of a multiprocessor's."""
+"""Of an SM, and of a thread; a warp's lie in one quarter of an SM's."""
 
 
 def registers_of(num_warps: int, programs_per_sm: int) -> int:
-    """Registers a thread may have where so many programs are to be on a multiprocessor at once; they come by eight.
+    """Registers a thread may have where so many programs are to be on an SM at once; they come by eight.
 
     Ten warps of 200 registers are 64,000 in all and do not fit: a quarter has three of them. LayerNorm to int8,
     24000×3584 on five programs of two warps, took 103 µs, on four 73."""

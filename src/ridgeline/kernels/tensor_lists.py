@@ -31,8 +31,8 @@ class Chunks:
 
 
 def chunk_length(total: int, least: int, most: int, device: int) -> int:
-    """A power of two that gives every multiprocessor several chunks, within bounds."""
-    # programs a multiprocessor should get at least before chunks grow
+    """A power of two that gives every SM several chunks, within bounds."""
+    # CTAs per SM should get at least before chunks grow
     return clamp(power_of_two(total // (8 * num_sms(device)) + 1), least, most)
 
 

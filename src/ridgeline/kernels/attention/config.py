@@ -204,7 +204,7 @@ def longest_listed(costs: list[int], num_sms: int) -> int:
 
 
 def programs(tiles: int, num_sms: int) -> int:
-    """Persistent programs, one a multiprocessor: their registers leave no room for a second."""
+    """Persistent programs, one an SM: their registers leave no room for a second."""
     return max(1, min(tiles, num_sms))
 
 

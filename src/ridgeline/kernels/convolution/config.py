@@ -10,7 +10,7 @@ MOST_EXACT = 128 * 128
 """Elements of a tile whose sums are carried twice."""
 SHORT_SUM = 160
 """Terms up to which a tile is done after a few blocks of them, and waits for memory before and behind: several smaller
-ones on a processor hide it from each other. One tile of 256 pixels at a time against two to four of 128 on an H200: 72
+ones on an SM hide it from each other. One tile of 256 pixels at a time against two to four of 128 on an H200: 72
 terms in float32 2.77 → 2.36 and 0.56 → 0.47 ms, 54 terms 2.30 → 1.86, 3 terms 0.31 → 0.19; with eight warps for four no
 better (2.50, 0.48, 1.98, 0.23)."""
 

@@ -44,7 +44,7 @@ class Short:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A row of 16-bit logits a program, two a word: its warps, and programs a multiprocessor that walk over all rows.
+    """A row of 16-bit logits a program, two a word: its warps, and persistent CTAs per SM over all rows.
     ``leaves`` as above."""
 
     num_warps: int
@@ -105,7 +105,7 @@ def fitting(cols: int) -> int:
 
 
 PACKED = ((2, 16, 8), (4, 8, 10), (8, 4, 8), (8, 3, 10))
-"""Warps of a program that holds a row, programs a multiprocessor, and accesses of a lane that fit in its registers."""
+"""Warps of a program that holds a row, CTAs per SM, and accesses of a lane that fit in its registers."""
 
 
 def packed(rows: int, cols: int) -> Packed | None:

@@ -220,7 +220,7 @@ def _plan_packed(
     x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor,
     chosen: config.Packed,
 ) -> tuple[Any, int]:  # fmt: skip
-    """Rows of 16-byte accesses, each held by a program; programs walk over rows."""
+    """Rows of 16-byte accesses, each held by a program; programs are persistent over rows."""
     rows, cols = x.shape
     block = 256 * chosen.num_warps
     lines = stride % config.LINE != 0

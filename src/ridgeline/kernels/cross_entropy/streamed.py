@@ -1,7 +1,7 @@
 """Cross-entropy of 16-bit rows that a program holds as they came, two logits a word, in Gluon.
 
 Shapes as in kernel.py; a row lies in CHUNKS pieces of BLOCK logits, all of them asked for at once. While memory brings
-a logit, a multiprocessor issues fourteen instructions a lane: largest ones are found two at a time, and a logit becomes
+a logit, an SM issues fourteen instructions a lane: largest ones are found two at a time, and a logit becomes
 float32 once, for its power.
 """
 

@@ -29,7 +29,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Rows and columns of a tile of the backward pass, its warps, and programs a multiprocessor."""
+    """Rows and columns of a tile of the backward pass, its warps, and CTAs per SM."""
 
     rows: int
     block: int
@@ -39,17 +39,17 @@ class Pass:
 
 def product(m: int, n: int, k: int, itemsize: int) -> Product:
     """128×128 tiles on eight warps, 64 of the inner dim three deep; smaller ones where these are less than most of the
-    multiprocessors.
+    SMs.
 
     16384×512×512: 29.2 µs, 30.5 on four warps, 33 with tiles of 128×256, 37 of 128×64, 39 for cuBLAS and a pass; what
     the epilogue reads asked for before the product: 36. 4096×1024² 23.6 in 256 tiles, 2048×1024² 22.1 in 512 small
-    ones: 128 large ones have a multiprocessor each, and were not timed. In float32 with TensorFloat-32 16384×256² 29.6
+    ones: 128 large ones have an SM each, and were not timed. In float32 with TensorFloat-32 16384×256² 29.6
     (cuBLAS and a pass 34.7), but 16384×1024² 200 (167), and nobody compared its rounding: left to cuBLAS.
     """
     # inner dims up to here are multiplied by our kernel: what its epilogue saves is more than cuBLAS's lead
     if itemsize != 2 or k > 1024 or k < 16:
         return Product(0, 0, 0, 0, 0)
-    # of 128×128, which have a multiprocessor each
+    # of 128×128, which have an SM each
     if cdiv(m, 128) * cdiv(n, 128) < 100:
         return Product(64, 64, 64, 4, 4)
     return Product(128, 128, 64, 8, 3)
@@ -101,7 +101,7 @@ def is_wide(m: int, n: int) -> bool:
 
 
 def cuts(m: int, n: int, k: int, num_sms: int) -> int:
-    """Stretches of a long inner dim that are multiplied side by side, so that all processors have tiles of 128×128;
+    """Stretches of a long inner dim that are multiplied side by side, so that all SMs have tiles of 128×128;
     a power of two that divides it into at least 512 each."""
     num = 1
     while num * cdiv(m, 128) * cdiv(n, 128) < 2 * num_sms and k % (2 * num) == 0 and k // (2 * num) >= 512:
@@ -139,7 +139,7 @@ RANKS, LEAST_AGAIN = (16, 32, 64), 4096
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows and columns of a tile whose product has a few terms, its warps, and programs that a multiprocessor has
+    """Rows and columns of a tile whose product has a few terms, its warps, and programs that an SM has
     registers for; no rows: another way."""
 
     rows: int
@@ -194,7 +194,7 @@ def end(m: int, n: int, terms: int, cross: bool) -> Tile:
 @dataclass(frozen=True, slots=True)
 class Weights:
     """Columns of a program that adds up gradients of a low-rank layer's weights, rows at a time, its warps, how many of
-    these are on their way, and programs a multiprocessor; no columns: two products."""
+    these are on their way, and CTAs per SM; no columns: two products."""
 
     columns: int
     step: int
@@ -204,7 +204,7 @@ class Weights:
 
 
 def weights(m: int, n: int, rank: int) -> Weights:
-    """A program a multiprocessor, whose sums leave it once: more of them are more shares to be added up.
+    """A CTA per SM, whose sums leave it once: more of them are more shares to be added up.
 
     With the rest of the backward pass 52115×1504 of rank 64 496 µs, 499 as two products, 11568×640 70 and 74; with two
     programs 506 and 76.

@@ -22,7 +22,7 @@ class Decode:
 
 def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int) -> Decode:
     keys = 64 if head_dim <= 128 else 32
-    # blocks of keys that a share has at least: one step of decoding is too short to be spent on few processors
+    # blocks of keys that a share has at least: one step of decoding is too short to be spent on few SMs
     shares = even_shares(max(1, batch * key_heads), max(1, longest // (1 * keys)), num_sms)
     # A share of more blocks than this gains from a third stage; a shorter one loses by it.
     stages = 3 if longest > 4 * keys * shares else 2
@@ -33,10 +33,10 @@ def choose(batch: int, key_heads: int, longest: int, head_dim: int, num_sms: int
 
 
 def even_shares(heads: int, most: int, num_sms: int) -> int:
-    """Shares by which the multiprocessor with most programs has the least to read, about two programs on each.
+    """Shares by which the SM with most programs has the least to read, about two programs on each.
 
     32 key heads of 4,096 keys in 8 shares take 24.1 µs, in 9 26.3 (22 and 24 in a graph): 288 programs leave some
-    multiprocessors with three and most with two.
+    SMs with three and most with two.
     """
 
     def unevenness(shares: int) -> tuple[float, float, int]:
@@ -44,7 +44,7 @@ def even_shares(heads: int, most: int, num_sms: int) -> int:
         # programs per sm
         return round(cdiv(heads * shares, num_sms) / a_processor, 1), abs(a_processor - 2), shares
 
-    # programs a multiprocessor that sharing may make: three fit, by their shared memory
+    # CTAs per SM that sharing may make: three fit, by their shared memory
     fitting = [shares for shares in range(1, most + 1) if heads * shares <= 3 * num_sms]
     return min(fitting or [1], key=unevenness)
 

@@ -105,7 +105,7 @@ def many(dim: int, itemsize: int, mean_length: float) -> Forward:
 def update(dim: int, optimizer: int, num_indices: int) -> Update:
     """One warp to 512 columns: its sums need no barrier; fewer rows on their way where the state is large.
 
-    Chunks are short where there are few indices: 32 warps for every multiprocessor come first. A million indices of 128
+    Chunks are short where there are few indices: 32 warps for every SM come first. A million indices of 128
     columns with row-wise Adagrad: 648 µs with 4 on their way, 643 with 2, 796 with 8; 647 with chunks of 32. Gradients
     that are only written have 8 of up to 128 columns, for which as many warps have registers.
     """

@@ -20,7 +20,7 @@ class Groups:
 
 
 def default(groups: int, length: int, positions: int, sms: int) -> Groups:
-    """Groups are cut until every multiprocessor has eight programs; sixteen elements a thread throughout."""
+    """Groups are cut until every SM has eight programs; sixteen elements a thread throughout."""
     block = clamp(power_of_two(length), 32, 2048)
     stretches = clamp(cdiv(8 * sms, max(groups, 1)), 1, max(1, length // (2 * block)))
     out_block = clamp(power_of_two(positions), 32, 2048)
@@ -43,7 +43,7 @@ class Images(Streamed):
 @dataclass(frozen=True, slots=True)
 class Whole:
     """A group of 16-bit numbers a program: its warps, groups that have their place in shared memory, and programs of a
-    multiprocessor."""
+    SM."""
 
     num_warps: int
     slots: int
@@ -53,7 +53,7 @@ class Whole:
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A group of 16-bit numbers a program, or a share of one, two numbers a word, and no next group: its warps, and
-    programs of a multiprocessor. ``cluster``: programs that share a group. ``shared``: how many pieces of one wait in
+    CTAs per SM. ``cluster``: programs that share a group. ``shared``: how many pieces of one wait in
     shared memory instead of registers (backward all do). ``reads``: what the L2 is told of what is read.
     ``paired``: two sigmoids share an inverse. ``early``: the kernel that adds sums starts while this one ends."""
 
@@ -73,7 +73,7 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A short group a program, read once, wherever its channels start: its warps, and programs of a multiprocessor."""
+    """A short group a program, read once, wherever its channels start: its warps, and CTAs per SM."""
 
     num_warps: int
     programs_per_sm: int
@@ -105,7 +105,7 @@ whose two inputs they hold in sixteen each: 64×320×30×30, of 14,848 places, t
 
 LONGEST_WALKED, LEAST_WALKED = 81920, 2
 """Elements of a group that is still in the L2 when a program is through with it, all programs of the device together;
-and how many of them every multiprocessor has at least: several programs share fewer groups."""
+and how many of them every SM has at least: several programs share fewer groups."""
 
 
 def flat(rows: int, length: int, positions: int, sms: int) -> Flat | Walk | None:
@@ -171,7 +171,7 @@ def walked_width(positions: int) -> int:
 
 LONGEST_WHOLE, LONGEST_OF_MANY = 45056, 20480
 """Elements of a group that sixteen warps hold in eleven accesses of every lane (with twelve they spill), and of one for
-which two programs share a multiprocessor: where there are many groups, one program waits for itself."""
+which two programs share an SM: where there are many groups, one program waits for itself."""
 
 
 SHORTEST_PACKED, LONGEST_ALONE, MOST_TOGETHER = 5120, 40960, 16
@@ -219,7 +219,7 @@ def whole(rows: int, length: int, sms: int) -> Whole | None:
 
 
 def streamed(num_bytes: int, num_inputs: int, itemsize: int, length: int = 0) -> Images | None:
-    """Three shares of 64 KB a multiprocessor, four programs of four warps; None where the image is small.
+    """Three shares of 64 KB an SM, four programs of four warps; None where the image is small.
 
     4×512×128×128: 42 µs, 45 with two programs of eight warps, 49 with one of sixteen, 60 in two reads; backward 63.
     With SiLU 47 (48 with an inverse an element) and 67 (backward nothing is gained by pairs); 16×512×128×128 162 (168)

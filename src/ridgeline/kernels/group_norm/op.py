@@ -42,7 +42,7 @@ _BACKWARD_PACKED = Kernel(
 )
 _forward_plans, _backward_plans = Plans(), Plans()
 WALK_STAGES, WALKING = 3, 3
-"""Blocks of a group on their way, and programs a multiprocessor that walk backward."""
+"""Blocks of a group on their way, and persistent CTAs per SM in the backward."""
 MOST_SAMPLES = 65535
 """Of a grid whose second dimension they are."""
 

@@ -2,7 +2,7 @@
 
 Shapes as in kernel.py; a group is a row of (C/G)·H elements, cut into S shares as softmax cuts its rows (see there).
 H is a multiple of BLOCK, so that a piece of BLOCK elements lies in one channel. What bounds these kernels is
-instructions (a multiprocessor issues 41 a lane while memory moves a 16-bit element of both inputs of the backward pass
+instructions (an SM issues 41 a lane while memory moves a 16-bit element of both inputs of the backward pass
 and of its result): pieces are as long as a warp has of a share, groups are counted along and not divided, SiLU's slope
 is computed once and waits in shared memory.
 """
@@ -306,7 +306,7 @@ def group_norm_packed(
     """A group or a share of it a program, asked for at once and held as it came, two numbers a word; none has a next
     group to wait for.
 
-    Several programs a multiprocessor overlap: one's group comes while another's results are computed and written. Those
+    Several CTAs per SM overlap: one's group comes while another's results are computed and written. Those
     of a group start together and tell each other their moments through shared memory.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
@@ -443,7 +443,7 @@ def group_norm_backward_packed(
     EARLY: gl.constexpr,  # the sums are added by a kernel that starts while this one ends
 ):
     """A group a program and no next one. x and dy wait in shared memory, so that programs need few registers and many
-    share a multiprocessor; the gradient before the activation takes dy's place, in its type, as PyTorch has it. Sums of
+    share an SM; the gradient before the activation takes dy's place, in its type, as PyTorch has it. Sums of
     pieces are what the weights' gradients are made of."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
     BF16: gl.constexpr = x_ptr.dtype.element_ty == gl.bfloat16

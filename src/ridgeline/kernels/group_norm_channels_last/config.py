@@ -20,5 +20,5 @@ class Pass:
 def default(images: int, pixels: int, channels: int) -> Pass:
     """128 bytes of a pixel, eight accesses of sixteen bytes a thread on their way."""
     rows, cols = 128, 64
-    wanted = cdiv(1056, images * cdiv(channels, cols))  # eight programs to each of an H200's multiprocessors
+    wanted = cdiv(1056, images * cdiv(channels, cols))  # eight programs to each of an H200's SMs
     return Pass(rows, cols, clamp(wanted, 1, min(128, cdiv(pixels, rows))))  # most stretches

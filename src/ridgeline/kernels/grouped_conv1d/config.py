@@ -17,11 +17,11 @@ class Tile:
 
 
 SHARED_BYTES = 112 << 10
-"""Half of what a multiprocessor has for two programs."""
+"""Half of what an SM has for two programs."""
 
 
 def default(out_length: int, size_in: int, size_out: int) -> Tile:
-    """Two programs to a multiprocessor; few steps leave less of a tile empty in small ones."""
+    """Two programs to an SM; few steps leave less of a tile empty in small ones."""
     rows = 128 if out_length > 64 else 64
     stage_bytes = 2 * size_in * (rows + size_out)
     num_warps = 8 if rows * size_out > 128 * 64 else 4  # 64 sums a thread

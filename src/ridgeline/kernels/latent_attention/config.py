@@ -121,7 +121,7 @@ nobody counts them 232 of which few are long take 81.7 µs against 78.9, 109 eve
 
 
 def choose_narrow(batch: int, heads: int, longest: int, num_sms: int, page: int) -> Few:
-    """A stretch a multiprocessor, cut by whole blocks: by halves of blocks all of nine shapes are 0 to 5 % slower. Room
+    """A stretch an SM, cut by whole blocks: by halves of blocks all of nine shapes are 0 to 5 % slower. Room
     for a second sequence's queries is a third of a block where heads are 32."""
     columns = FEW_HEADS * cdiv(heads, FEW_HEADS)
     rows = math.gcd(page, NARROW_ROWS if longest <= NARROW_LONGEST else FED_KEYS)
@@ -172,7 +172,7 @@ def columns_of(heads: int) -> int:
 
 
 def choose_line(batch: int, heads: int, longest: int, num_sms: int) -> Few:
-    """A stretch for every so many programs as heads take, one program a multiprocessor."""
+    """A stretch for every so many programs as heads take, one CTA per SM."""
     programs, leaves = max(1, num_sms // cdiv(heads, MAX_ROWS)), batch * longest <= LEAVING_KEYS
     borders = by_borders(programs, batch, batch * heads)
     roles = ROLES == "line" and heads > 2 * FEW_HEADS
@@ -184,7 +184,7 @@ def choose_line(batch: int, heads: int, longest: int, num_sms: int) -> Few:
 
 
 def choose_blocks(batch: int, heads: int, longest: int, num_sms: int) -> Latent:
-    """Shares of whole blocks that end soonest, one program a multiprocessor."""
+    """Shares of whole blocks that end soonest, one CTA per SM."""
     programs, blocks = max(1, batch * cdiv(heads, 64)), cdiv(longest, FED_KEYS)
 
     def waves(shares: int) -> tuple[int, int]:
@@ -195,7 +195,7 @@ def choose_blocks(batch: int, heads: int, longest: int, num_sms: int) -> Latent:
 
 
 def choose(batch: int, heads: int, longest: int, num_sms: int) -> Latent:
-    """Few heads: two programs of four warps a multiprocessor (2.18 TB/s at 16 heads, 2.00 in eight warps)."""
+    """Few heads: two programs of four warps per SM (2.18 TB/s at 16 heads, 2.00 in eight warps)."""
     rows = max(16, min(MAX_ROWS, power_of_two(heads)))
     sequences = batch * cdiv(heads, rows)
     if rows <= 16:

@@ -19,7 +19,7 @@ def forward(rows: int, cols: int, itemsize: int) -> Forward:
     chosen = rms.held(rows, cols, itemsize)
     if 8192 < cols <= 12288 and itemsize == 2:
         chosen = Forward(1, cdiv(cols, 2048), 2048, 8)
-    if 12288 < cols <= 14336 and itemsize == 4:  # of more columns a multiprocessor has room for one program
+    if 12288 < cols <= 14336 and itemsize == 4:  # of more columns an SM has room for one program
         chosen = Forward(1, cdiv(cols, 2048), 2048, 8)
     if 16384 < cols <= 20480 and itemsize == 2:
         chosen = replace(chosen, programs_per_sm=2)

@@ -33,7 +33,7 @@ NARROW, MIDDLE = Tile(128, 64, num_warps=4), Tile(128, 128)
 
 
 def tiles(m: int, n: int, k: int) -> tuple[Tile, ...]:
-    """Tiles worth trying: small ones, several to a multiprocessor, and where sums are longer larger ones; none where
+    """Tiles worth trying: small ones, several to an SM, and where sums are longer larger ones; none where
     they are so long that the product takes all the time.
 
     Few forms for all sizes: each is a kernel to compile.

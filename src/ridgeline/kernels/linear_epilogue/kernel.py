@@ -1,7 +1,7 @@
 """y = act(norm(x @ wᵀ + bias) + added) for many rows, the result written once.
 
 A pointwise convolution of a network with batch norm moves more bytes than the tensor cores have work for, and what
-follows it element by element moves them again: here it happens in registers, and several tiles to a multiprocessor hide
+follows it element by element moves them again: here it happens in registers, and several tiles per SM hide
 each other's waiting. All of it is float32 until the result is rounded.
 
 Shapes: x [M, K], w [N, K], added and out [M, N], rows at any distance; a number a column for bias and norm.

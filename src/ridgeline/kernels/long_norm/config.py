@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from ridgeline.kernels.split_rows import Streamed
 
 LEAST_COLS = 49152
-"""From here on a row is better shared: one processor's rows, read twice, are together more than the L2 keeps."""
+"""From here on a row is better shared: one SM's rows, read twice, are together more than the L2 keeps."""
 MOST_SHARES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Columns of a share, of a block, warps of a program and programs of a processor."""
+    """Columns of a share, of a block, warps of a program and CTAs per SM."""
 
     share: int = 4096
     block: int = 2048
@@ -23,7 +23,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Columns of a share that stay in registers, 16 a thread and as many of the next row; four programs a processor."""
+    """Columns of a share that stay in registers, 16 a thread and as many of the next row; four CTAs per SM."""
 
     share: int = 4096
     num_warps: int = 8
@@ -35,7 +35,7 @@ def streamed(cols: int, num_sms: int) -> Streamed | None:
     """Shares of 32 KB: one is finished while the next is summed and another on its way; None for rows that all programs
     together have no room for (8.6 MB of an H200; 16 MB, one after the other without a next one, 0.50 ms, 0.36 below).
 
-    Softmax of 4096×393216: 3.23 ms (a copy 3.03), 3.25 on eight warps of half the chunks, 3.36 one program a processor,
+    Softmax of 4096×393216: 3.23 ms (a copy 3.03), 3.25 on eight warps of half the chunks, 3.36 one CTA per SM,
     3.57 to 3.95 in shares of 16 KB, 4.20 in registers. Group norm of 896×2097152 4.39 (6.43, 6.91, 4.51, 6.38; a copy
     3.54), of 1024×532512 1.25 (1.50 on eight warps, 1.87 in registers; a copy 1.03).
     """

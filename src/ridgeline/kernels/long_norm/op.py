@@ -1,4 +1,4 @@
-"""Instance, group and layer norms, softmax and unit lengths of rows too long for one processor."""
+"""Instance, group and layer norms, softmax and unit lengths of rows too long for one SM."""
 
 from __future__ import annotations
 

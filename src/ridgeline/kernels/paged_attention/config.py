@@ -33,12 +33,12 @@ key too. Of few long sequences among many short 147 take 44.0 µs against 45.9, 
 66.8 against 71.9."""
 
 FED_KEYS, FED_PROGRAMS, FED_BYTES = 64, 2, 6 << 15
-"""Keys of a block, programs a multiprocessor and bytes of their blocks where the copy engine feeds them: two programs
+"""Keys of a block, CTAs per SM and bytes of their blocks where the copy engine feeds them: two programs
 of three blocks take 27, 42, 73 and 137 µs at 67, 134, 269 and 545 MB, one of six blocks 28, 46, 78 and 149: a block is
 worked on for a microsecond, which is as long as it takes to read."""
 
 SHORT_DIM, SHORT_LONGEST, SHORT_EACH = 128, 640, 3
-"""Many short sequences, at least three a multiprocessor (each key head of each): programs take them whole, as they are
+"""Many short sequences, at least three an SM (each key head of each): programs take them whole, as they are
 asked for. 300 uneven ones of at most 300 keys take 56.9 µs against 61.0 where the line is cut, 256 of 500 128.0 against
 138.3, 128 of 400 57.6 against 59.1, 290 of which a few are long 29.6 against 33.1; but 100 of at most 1,200 keys 68.0
 against 66.2, and 147 of at most 1,877 56.6 against 51.2. Of heads of 64, whose blocks are of 128 keys, 213 of at most
@@ -61,7 +61,7 @@ LONE_REGISTERS = 128
 """The same where no joining kernel has to fit beside two programs."""
 
 WIDE_REGISTERS = 168
-"""The same where a multiprocessor has one program."""
+"""The same where an SM has one program."""
 
 LEAST_BLOCKS = 2
 """Blocks below which a stretch is not worth a program and its part in the joining."""
@@ -141,10 +141,10 @@ def tall_rows(ratio: int, head_dim: int) -> int:
 
 
 def choose_tall(found: Paged, rows: int, wide: int, num_sms: int) -> Paged:
-    """The same with heads as rows: two programs a multiprocessor where their sums fit into its registers, and as many
+    """The same with heads as rows: two CTAs per SM where their sums fit into its registers, and as many
     blocks as fit into its shared memory."""
     num = FED_PROGRAMS if rows == GROUP_ROWS and wide <= SHORT_DIM else 1
-    # Shared memory of a multiprocessor, and what a program takes of it besides its blocks and queries.
+    # Shared memory of an SM, and what a program takes of it besides its blocks and queries.
     left = (228 << 10) // num - 1536 - 2 * rows * wide
     return replace(
         found, programs=min(found.programs, num * num_sms), num_stages=left // (4 * found.keys * wide), queries=1,
@@ -248,7 +248,7 @@ def choose(
 
 
 def fed_registers(programs: int, wide: int, ratio: int, inside: bool, gathered: bool) -> int:
-    """Registers of a thread when a program starts, of which a multiprocessor has so many: as many as its sums want, or
+    """Registers of a thread when a program starts, of which an SM has so many: as many as its sums want, or
     so few that a joining kernel fits beside it."""
     if programs == 1 and (gathered or ratio > COLUMNS):
         return WIDE_REGISTERS
@@ -257,20 +257,20 @@ def fed_registers(programs: int, wide: int, ratio: int, inside: bool, gathered: 
 
 
 BESIDE = dict(zip(range(2, 17), (132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14), strict=True))
-"""Clusters of so many programs that are on an H200 together, two programs a multiprocessor: a cluster lies in a group
-of 14 to 18 multiprocessors. Where the driver says that fewer fit, none are asked for."""
+"""Clusters of so many programs that are on an H200 together, two CTAs per SM: a cluster lies in a group
+of 14 to 18 SMs. Where the driver says that fewer fit, none are asked for."""
 
 EVEN_QUARTERS, LONE_QUARTERS = 7, 5
 """Of the average, up to which the longest sequence is one cluster's: 6 uneven ones of at most 1.7 times as many keys
 take 50.8 µs by clusters of five and by stretches alike, 57.5 where four fifths of the programs cut the line. Where a
-multiprocessor has one program of a cluster, 65.9 against 50.9: there lengths have to be more even."""
+SM has one program of a cluster, 65.9 against 50.9: there lengths have to be more even."""
 
 LEAST_TOGETHER, TOGETHER_DIM, TOGETHER_SMS = 10, 128, 132
-"""Blocks of a program, head dim and multiprocessors with which clusters were raced."""
+"""Blocks of a program, head dim and SMs with which clusters were raced."""
 
 LONE = {2: (57, 79), 4: (22, 27)}
 """Sequences (each key head of each), from and to, that clusters of two or four programs take where there is about one
-program a multiprocessor."""
+CTA per SM."""
 
 
 def programs_together(sequences: int, head_dim: int, ratio: int, num_sms: int) -> int:
@@ -298,7 +298,7 @@ def programs_together(sequences: int, head_dim: int, ratio: int, num_sms: int) -
 
 
 def lone_size(sequences: int) -> int:
-    """Programs of a cluster of which a multiprocessor has about one; 0 where that was no faster."""
+    """Programs of a cluster of which an SM has about one; 0 where that was no faster."""
     return next((size for size, (least, most) in LONE.items() if least <= sequences <= most), 0)
 
 
@@ -372,7 +372,7 @@ MOST_ELEMENTS = 8192
 
 def wide_tile(programs: int, sequences: int, heads: int, dim: int) -> tuple[int, int, int]:
     """Parts and columns of a head that are joined at once, and warps: all parts of a sequence of even length where they
-    fit, in about two programs a multiprocessor."""
+    fit, in about two CTAs per SM."""
     parts = clamp(power_of_two(cdiv(programs, sequences) + 1), 8, 256)
     columns = 2 ** (max(16, heads * dim // 256).bit_length() - 1)
     columns = clamp(columns, 16, min(power_of_two(dim), MOST_ELEMENTS // parts))

@@ -9,7 +9,7 @@ from ridgeline.kernels.rows import clamp
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Warps of a program, programs a multiprocessor holds of the backward pass, heads that are worked on at once."""
+    """Warps of a program, CTAs per SM in the backward, heads that are worked on at once."""
 
     num_warps: int
     programs_per_sm: int

@@ -12,7 +12,7 @@ __all__ = ["LONG_BLOCK", "Flat", "Forward", "Tile", "flat", "rows", "tile"]
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """Elements of a block and warps that share it; programs a multiprocessor that look for the largest."""
+    """Elements of a block and warps that share it; CTAs per SM that look for the largest."""
 
     block: int
     num_warps: int

@@ -20,7 +20,7 @@ class Forward:
     ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last"). ``apart``: rows
     that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can.
     ``early``: weights are asked for with the row, not when its sum is known. ``programs_per_sm``: registers are such
-    that so many programs share a multiprocessor (0: as the compiler likes)."""
+    that so many programs share an SM (0: as the compiler likes)."""
 
     rows: int
     chunks: int
@@ -35,7 +35,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """A persistent program's tile, how many tiles are on their way, and how many programs share a multiprocessor."""
+    """A persistent program's tile, how many tiles are on their way, and how many programs share an SM."""
 
     rows: int
     chunks: int
@@ -179,7 +179,7 @@ def kept(chosen: Forward, rows: int, cols: int, itemsize: int) -> Forward:
 EARLY_ELEMENTS, SMS, THREADS, REGISTERS = 24, 132, 2048, 65536
 """16-bit elements a thread up to which a weight that is asked for early costs no program of eight warps its place: 39
 registers instead of 34 with sixteen, 48 instead of 47 with twenty-four (72 instead of 63 with forty, which do; so do 39
-instead of 32 where a program has sixteen warps). Then the multiprocessors of a device, and what programs share."""
+instead of 32 where a program has sixteen warps). Then the SMs of a device, and what programs share."""
 
 
 def early(chosen: Forward, rows: int, itemsize: int, vectors: int = 1) -> Forward:
@@ -199,7 +199,7 @@ def early(chosen: Forward, rows: int, itemsize: int, vectors: int = 1) -> Forwar
 
 
 def held(rows: int, cols: int, itemsize: int) -> Forward:
-    """At most 40 elements a thread: then two programs or more share a multiprocessor up to 16k columns. Of 18,432
+    """At most 40 elements a thread: then two programs or more share an SM up to 16k columns. Of 18,432
     columns 32 warps have places for 24,576 and nobody beside them: 4854×18432 118 µs, on sixteen 87.7 (a copy as large
     90.8), LayerNorm 4096×18432 124 and 81.4 (75.6)."""
     short = narrow_tile(rows, cols, itemsize, 4)
@@ -219,7 +219,7 @@ def again(cols: int, num_warps: int, slots: int, programs_per_sm: int, keep_weig
 
 
 SHARED_BYTES, PROGRAM_BYTES, EXCHANGE_BYTES = 228 << 10, 1216, 528
-"""Shared memory of a multiprocessor for programs, and what a program takes besides its rows, and to share them."""
+"""Shared memory of an SM for programs, and what a program takes besides its rows, and to share them."""
 
 
 def ahead(
@@ -245,21 +245,21 @@ def stretch(whole: int, itemsize: int, split: int) -> int:
 
 
 def shared_bytes(chosen: Backward, itemsize: int, slots: int, weight: bool) -> int:
-    """What rows of two tensors, and weights, take of a multiprocessor's shared memory."""
+    """What rows of two tensors, and weights, take of an SM's shared memory."""
     row = chosen.chunks * chosen.block * itemsize
     besides = PROGRAM_BYTES + (chosen.split > 1) * EXCHANGE_BYTES
     return chosen.programs_per_sm * (2 * slots * row + weight * row + besides)
 
 
 def ahead_tile(cols: int, itemsize: int, num_sums: int) -> Backward | None:
-    """Sixteen warps a multiprocessor in as many programs as can be, three rows of each in shared memory where they fit
+    """Sixteen warps per SM in as many programs as can be, three rows of each in shared memory where they fit
     and two else; twelve programs of one warp. None where registers do not hold a row and its column sums, or shared
     memory two rows.
 
     65536×642: 79.6 µs with twelve programs, 82.1 with sixteen, LayerNorm 65536×734 90.8 and 93.8.
     """
     for num_warps in (1, 2, 4, 8, 16):
-        # warps of a multiprocessor that have 128 registers a thread
+        # warps of an SM that have 128 registers a thread
         found = ahead(cols, num_warps, 3, 16 // num_warps if num_warps > 1 else 12, itemsize=itemsize)
         if found.chunks <= MOST_PIECES[itemsize, num_sums]:
             return with_places(found, itemsize)

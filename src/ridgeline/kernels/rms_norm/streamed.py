@@ -2,7 +2,7 @@
 
 Shapes: R rows, C columns (the normalized dim), P programs. A program takes every P-th row. What waits for a row's sums
 stays in shared memory, two numbers a word, and is read there twice: registers hold sums of columns and little else, so
-that as many programs share a multiprocessor as their rows have room.
+that as many programs share an SM as their rows have room.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ __all__ = ["Tile", "access", "default"]
 @dataclass(frozen=True, slots=True)
 class Tile:
     """Rows a program holds, in how many pieces of how many columns, and its warps; tiles that are on their way, and
-    programs a multiprocessor that walk over all tiles. No programs given: one a tile."""
+    persistent CTAs per SM over all tiles. No programs given: one a tile."""
 
     rows: int
     chunks: int
@@ -39,7 +39,7 @@ def access(chosen: Tile, pointers: int, itemsize: int, rows: int, cols: int, str
 
 
 LEAST_ROWS, LEAST_LONG = 8192, 1024
-"""From here on programs walk over rows: each has a dozen and more; over those that one multiprocessor holds one of,
+"""From here on programs are persistent over rows: each has a dozen and more; over those that one SM holds one of,
 from fewer."""
 
 
@@ -77,7 +77,7 @@ def apiece(rows: int, cols: int, itemsize: int, group: int) -> Tile:
 
 
 def long(cols: int, centered: bool) -> Tile:
-    """One program a multiprocessor, on eight warps where they hold a row, its weights and what LayerNorm adds to them.
+    """One CTA per SM, on eight warps where they hold a row, its weights and what LayerNorm adds to them.
 
     RMSNorm 7926×13696 in blocks of 64 99.9 µs (104 on sixteen warps, 121 with a program a row, which waits for itself),
     LayerNorm 10468×12288 in blocks of 128 130 (138, 153), 10468×16384 156 on sixteen (275), RMSNorm 1053×22016 33.4

@@ -16,7 +16,7 @@ class Scan:
 
 
 def choose(cols: int, inner: int) -> Scan:
-    """A thread holds sixteen numbers: enough to read ahead, few enough that several programs share a processor."""
+    """A thread holds sixteen numbers: enough to read ahead, few enough that several programs share an SM."""
     if inner > 1:
         return Scan(64, min(64, 1 << (inner - 1).bit_length()), 4, 2)
     block = min(4096, max(256, 1 << (cols - 1).bit_length()))

@@ -38,7 +38,7 @@ class Shares(Streamed):
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A row of 16-bit numbers a program, two numbers a word: its warps, how many of its pieces wait in shared memory
-    instead of registers, and programs a multiprocessor. ``reads`` and ``writes``: what the L2 is told. ``cluster``: so
+    instead of registers, and CTAs per SM. ``reads`` and ``writes``: what the L2 is told. ``cluster``: so
     many programs share a row and start together."""
 
     num_warps: int
@@ -118,7 +118,7 @@ def with_ends(held: Softmax) -> Softmax:
     """Rows that start inside accesses, chosen for the length of their whole accesses: as many a program as others.
 
     32768×4097: 140 µs, 184 with masks, backward 189 and 222; 131072×1001 131 and 173, backward 186 both ways. One warp
-    and a row a program, of which a multiprocessor has 32 at most, 65536×394 took 44 µs and float32 65536×177 44 (copies
+    and a row a program, of which an SM has 32 at most, 65536×394 took 44 µs and float32 65536×177 44 (copies
     as large 30 and 28).
     """
     return replace(held, ends=True, num_stages=1, programs_per_sm=0)
@@ -170,7 +170,7 @@ def clustered(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
 
 
 def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
-    """Rows of 16-bit numbers in accesses of sixteen bytes, a program each, several programs a multiprocessor; longer
+    """Rows of 16-bit numbers in accesses of sixteen bytes, a program each, several CTAs per SM; longer
     ones a cluster each; None for others.
 
     8192×24000: 189, 207 and 216 µs in three runs (copies 189, 207 and unknown: where memory lies decides; one program

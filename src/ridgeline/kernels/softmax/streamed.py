@@ -4,7 +4,7 @@ Shapes: R rows, C columns, S shares of a row. A program holds one share of a row
 columns, in one of SLOTS places of shared memory; while it works on one, copies fill the others. Where a row has several
 shares, programs tell each other what they found in words of global memory and finish a row one turn later, when the
 others' words have long arrived; all of them must be on the device at once. Where 16-bit rows are many, a program has
-one row and no next one (``softmax_forward_packed``): that several of them share a multiprocessor overlaps more than any
+one row and no next one (``softmax_forward_packed``): that several of them share an SM overlaps more than any
 row that is on its way. Longer rows are a cluster's, whose programs tell each other what they found through shared
 memory.
 """
@@ -341,7 +341,7 @@ def softmax_forward_packed(
 ):
     """A row or a share of it a program, asked for at once and held as it came, two numbers a word; none has a next row.
 
-    Several programs a multiprocessor overlap: one's row comes while another's powers are computed and written. Where
+    Several CTAs per SM overlap: one's row comes while another's powers are computed and written. Where
     rows start inside accesses, whole accesses are the row and the few elements outside them are handled apart. Programs
     that share a row start together and tell each other what they found through shared memory.
     """

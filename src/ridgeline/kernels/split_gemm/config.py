@@ -58,7 +58,7 @@ class Pieces:
     """Rows, columns and terms of a tile of few results, and the programs that long sums are cut for.
 
     256×256 results of 524,288 terms 0.82 ms (PyTorch 1.33, from halves 1.42), 128×128 of 262,144 0.14 (0.22), 512×512
-    of 65,536 0.44 (0.70); 0.90, 0.15 and 0.48 with tiles of 64×128, two programs a processor.
+    of 65,536 0.44 (0.70); 0.90, 0.15 and 0.48 with tiles of 64×128, two CTAs per SM.
     """
 
     rows: int = 128
@@ -91,7 +91,7 @@ def split(outer: int, k: int, num: int, num_sms: int) -> tuple[int, int]:
 
 
 def choose(m: int, n: int, k: int, num_sms: int, num: int = 1) -> Product:
-    """Smaller tiles where large ones, of ``num`` products together, would leave processors without work; sums of few
+    """Smaller tiles where large ones, of ``num`` products together, would leave SMs without work; sums of few
     terms in one block, where small tiles lost (1.55 and 2.07 ms for 32768² results of 32 terms, H200)."""
     depth = 32 if k <= 32 else 64
     if num * -(-m // 128) * -(-n // 128) >= num_sms // 2:

@@ -216,7 +216,7 @@ def pieces_fit(a: Tensor, b: Tensor) -> bool:
     if not dense:
         return False
     tiles = cdiv(a.shape[0], 128) * cdiv(b.shape[1], 128)
-    # tiles of results with which a fourth of the processors would have all the work
+    # tiles of results with which a fourth of the SMs would have all the work
     return a.shape[1] >= 2 * config.LEAST_PIECE and tiles <= 33
 
 
