@@ -8,13 +8,13 @@ the batch. A problem counts as faster where ours beats the better of the two oth
 loses by more than 2 %. ``--sample`` takes every n-th problem; ``--scale`` shrinks all sizes, for a host without a GPU.
 
 ``--way search`` is ``ridgeline.optimize`` with ``--each-s`` seconds. ``--way rewrites`` measures the rewrites alone,
-with ``--graphs`` recorded too, in a fraction of the time: what the search would have to choose from. Problems are
-spread over ``--jobs`` processes, and whoever is not compiling holds a lock, so that nobody else uses the device.
+with ``--graphs`` also captured, in a fraction of the time. Problems are spread over ``--jobs`` processes; a process
+that is not compiling holds a lock, so that no other uses the device.
 
 ``--folder`` takes the public benchmark's own problems instead, from a checkout of it: ``level1`` to ``level3``, files
 with a ``Model``, ``get_inputs`` and ``get_init_inputs``. They are named by level and number, ``2/33``.
 
-Searches take shorter turns in their races here than they do by themselves, because the lock is what all wait for.
+Searches race shorter here than by default, because all processes wait for the lock.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ PROBLEMS: list[Problem] = []
 FILES: dict[str, list[Path]] = {}
 SIZES = re.compile(r"batch|height|width|depth|length|seq|features|input_size|hidden|^([MNKmnkHWD]|dim\d?)$")
 LEAST_SIZE = 8
-"""Names of sizes in the public benchmark's files, and the least that is halved."""
+"""Names of sizes in the public benchmark's files, and the least size that is halved."""
 
 
 class Of(nn.Module):
-    """A function of the inputs and of layers and parameters held by name."""
+    """A function of the inputs and of named layers and parameters."""
 
     def __init__(self, function: Callable[..., Any], **held: Any) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Of(nn.Module):
 
 
 def add(level: int, name: str, function: Callable[..., Any], shapes: Callable[[Any], Any], **held: Any) -> None:
-    """A problem: ``shapes(s)`` gives the inputs' sizes (or tensors), ``held`` makes layers when called with ``s``."""
+    """Register a problem: ``shapes(s)`` gives the inputs' sizes (or tensors), ``held`` makes layers for scale ``s``."""
 
     def make(s: Any) -> Made:
         parts = {key: value(s) for key, value in held.items()}
@@ -122,7 +122,7 @@ def add(level: int, name: str, function: Callable[..., Any], shapes: Callable[[A
 
 
 class Scale:
-    """Sizes as they are, or smaller by a factor: ``s(4096)``."""
+    """Sizes, divided by a factor: ``s(4096)``."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -134,7 +134,7 @@ class Scale:
         return found // 16 * 16 if found > 16 else found
 
 
-# level 1: products --------------------------------------------------------------------------------------------------
+# level 1: GEMMs -----------------------------------------------------------------------------------------------------
 
 _product = lambda m, a, b: a @ b
 add(1, "square product", _product, lambda s: ((s(4096), s(4096)), (s(4096), s(4096))))
@@ -407,7 +407,7 @@ add(
     point=lambda s: nn.Conv2d(64, 128, 1, bias=False),
 )
 
-# level 2: a product and what follows ----------------------------------------------------------------------------------
+# level 2: a GEMM or convolution and its epilogue ----------------------------------------------------------------------
 
 _square_linear = {"fc": lambda s: nn.Linear(s(8192), s(8192))}
 _in = lambda s: ((s(1024), s(8192)),)
@@ -717,7 +717,7 @@ def _convnet(s: Any) -> nn.Sequential:
 
 
 class CausalAttention(nn.Module):
-    """Multi-head attention written out with a mask, as in small GPTs; ``act`` weighs the scores."""
+    """Multi-head attention as separate ops with a mask, as in small GPTs; ``act`` is the score activation."""
 
     def __init__(self, width: int, heads: int, longest: int, rectified: bool = False) -> None:
         super().__init__()
@@ -807,7 +807,7 @@ def _unit(inputs: int, outputs: int, size: int = 3, stride: int = 1, groups: int
 
 
 class Beside(nn.Module):
-    """Branches side by side, joined along the channels."""
+    """Parallel branches, concatenated along the channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -818,7 +818,7 @@ class Beside(nn.Module):
 
 
 class Dense(nn.Module):
-    """Every layer reads all that came before it."""
+    """A dense block: every layer reads all earlier outputs."""
 
     def __init__(self, inputs: int, growth: int, depth: int) -> None:
         super().__init__()
@@ -870,7 +870,7 @@ def _mobilenet(s: Any) -> nn.Sequential:
 
 
 class Shuffled(nn.Module):
-    """Grouped convolutions with channels mixed between them, beside the input itself."""
+    """Grouped convolutions with channel shuffle, and a residual sum."""
 
     def __init__(self, inputs: int, outputs: int, groups: int) -> None:
         super().__init__()
@@ -903,7 +903,7 @@ class Recurrent(nn.Module):
 
 
 class Vlad(nn.Module):
-    """Features gathered around clusters they are softly assigned to."""
+    """NetVLAD: features aggregated by soft assignment to clusters."""
 
     def __init__(self, clusters: int, ghosts: int, width: int) -> None:
         super().__init__()
@@ -921,7 +921,7 @@ class Vlad(nn.Module):
 
 
 class Double(nn.Module):
-    """Two convolutions with batch norm and a softmax along rows, as a U-net's stage."""
+    """Two convolutions with batch norm and softmax, a U-Net stage."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -954,7 +954,7 @@ class Unet(nn.Module):
 
 
 class Pixels(nn.Module):
-    """Attention between all pixels of an image, with a residual sum and a norm."""
+    """Self-attention over all pixels of an image, with a residual sum and a norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -1055,7 +1055,7 @@ def _varied(path: Path, kinds: list[str]) -> Made:
 
 
 def _resize(target: ast.expr, owner: Any, odd: bool) -> None:
-    """A number that is a size, by the name it is given, halved in place."""
+    """Halve a number that is a size, according to its name, in place."""
     if isinstance(target, ast.Tuple) and isinstance(owner.value, ast.Tuple):
         pairs = [(name, ast.Assign([name], value)) for name, value in zip(target.elts, owner.value.elts, strict=True)]
         for name, pair in pairs:
@@ -1070,7 +1070,7 @@ def _resize(target: ast.expr, owner: Any, odd: bool) -> None:
 
 
 def _number(value: ast.expr) -> int | None:
-    """A number as it is written, or a product of such; None where it is made of other sizes."""
+    """A literal number, or a product of such; None otherwise."""
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
         left, right = _number(value.left), _number(value.right)
         return None if left is None or right is None else left * right
@@ -1081,7 +1081,7 @@ def _number(value: ast.expr) -> int | None:
 
 
 class Turn:
-    """The device is one process's at a time, except while it compiles: nobody else's kernels are in its timings."""
+    """A lock on the device, released while a process compiles, so that no other kernels run during its timings."""
 
     def __init__(self, path: str) -> None:
         self.file = open(path, "w") if path else None  # noqa: SIM115  (held as long as the process lives)
@@ -1097,14 +1097,14 @@ class Turn:
     def give(self) -> None:
         if self.file and self.held:
             spare = torch.cuda.memory_reserved() - torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
-            if spare > SPARE_BYTES:  # others need the room
+            if spare > SPARE_BYTES:  # release it to other processes
                 torch.cuda.empty_cache()
             fcntl.flock(self.file, fcntl.LOCK_UN)
         self.held = False
 
     @contextmanager
     def apart(self, compiles: bool = True) -> Iterator[None]:
-        """Inside, others may use the device."""
+        """Release the device inside the context."""
         held = self.held
         if compiles:
             self.give()
@@ -1115,7 +1115,7 @@ class Turn:
                 self.take()
 
     def here(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call with the device to itself."""
+        """The call with the device held."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             held = self.held
@@ -1146,7 +1146,7 @@ def seconds(call: Callable[[], Any], device: torch.device, least_s: float = 0.08
 
 
 def interleaved(calls: dict[str, Callable[[], Any]], device: torch.device) -> dict[str, float]:
-    """The best of three visits to each, in turn: clocks drift, and others' compilers may use the device."""
+    """The best of three visits to each, in turn: clocks drift, and other processes compile."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(3):
         for name, call in calls.items():
@@ -1155,7 +1155,7 @@ def interleaved(calls: dict[str, Callable[[], Any]], device: torch.device) -> di
 
 
 def run(problem: Problem, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Result:
-    """One problem, three ways."""
+    """Time one problem by eager, torch.compile and ours."""
     if asked.way == "search":
         return searched(problem, device, asked, turn)
     began = time.perf_counter()
@@ -1204,7 +1204,7 @@ def made(problem: Problem, device: torch.device, asked: argparse.Namespace) -> t
 
 
 def searched(problem: Problem, device: torch.device, asked: argparse.Namespace, turn: Turn) -> Result:
-    """What ``ridgeline.optimize`` returns; times are those of its last race, in turns, each call waited for."""
+    """Times of ``ridgeline.optimize``'s last race, each call synchronized."""
     import ridgeline
 
     began = time.perf_counter()
@@ -1245,7 +1245,7 @@ def rewritten(model: nn.Module, args: Any, device: torch.device, asked: argparse
 
 
 def contests() -> dict[str, Any]:
-    """What races inside of rewrites have said since the last look."""
+    """Results of races inside rewrites since the last call."""
     from ridgeline.optimizer.rewrites.conv import elementwise_epilogue as chains
     from ridgeline.optimizer.rewrites.linear import gemv as vectors
     from ridgeline.optimizer.rewrites.linear import split_gemm as halves
@@ -1283,7 +1283,7 @@ def _alike(found: Tensor, meant: Tensor, tolerance: float) -> tuple[bool, float]
 
 
 def chosen(asked: argparse.Namespace) -> list[Problem]:
-    """Every n-th problem of those that are meant, spread over all classes."""
+    """Every n-th of the selected problems, spread over all classes."""
     if asked.problems:
         named = {p.name: p for p in PROBLEMS}
         return [named[name.strip()] for name in asked.problems.split(";")]
@@ -1294,7 +1294,7 @@ def chosen(asked: argparse.Namespace) -> list[Problem]:
 
 
 def child(asked: argparse.Namespace) -> None:
-    """A share of the problems, one after the other; a line of JSON for each, written as it is found."""
+    """Run a share of the problems; writes a line of JSON for each."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     turn, asked.way_then = Turn(asked.lock), asked.way
     _share_the_device(turn)
@@ -1306,7 +1306,7 @@ def child(asked: argparse.Namespace) -> None:
             break
         try:
             result = run(problem, device, asked, turn)
-        except Exception as problem_met:  # what fails is a result too
+        except Exception as problem_met:  # a failure is a result too
             nan = math.nan
             result = Result(problem.level, problem.name, nan, nan, nan, "", False, nan, repr(problem_met)[:300])
         finally:
@@ -1321,7 +1321,7 @@ MARK = "RESULT "
 
 
 def _share_the_device(turn: Turn) -> None:
-    """Whoever times or proves has the device; all others may compile, trace and record meanwhile."""
+    """Hold the device only for timing and proofs; others may compile, trace and capture meanwhile."""
     from ridgeline.engine import autotune as contest
     from ridgeline.optimizer.search import budget, last_race
     from ridgeline.optimizer.search import judge as proof
@@ -1345,7 +1345,7 @@ def _share_the_device(turn: Turn) -> None:
 
 
 def parent(asked: argparse.Namespace) -> None:
-    """Start the processes, gather their lines, and say what came out."""
+    """Start the processes, collect their lines, and print a summary."""
     asked.out.mkdir(parents=True, exist_ok=True)
     lock = os.environ.get("RIDGELINE_DEVICE_LOCK") or str(Path(tempfile.mkdtemp()) / "device.lock")
     until = time.time() + asked.budget_s
@@ -1390,7 +1390,7 @@ def _gathered(logs: list[Path]) -> list[dict[str, Any]]:
 
 
 def _told(asked: argparse.Namespace, logs: list[Path], shown: int) -> int:
-    """Print what is new and write all there is."""
+    """Print new results and write all."""
     results = _gathered(logs)
     if len(results) == shown:
         return shown

@@ -1,26 +1,24 @@
-"""Many problems of KernelBench searched at the same time, each then timed with everything else at a standstill.
+"""Searches many problems of KernelBench concurrently, and times each with all other workers stopped.
 
-Workers import once and search one problem after another. One lock is held by whoever uses the device; while a candidate
-is traced and compiled it is given away, except for the races of single ops on the way. What decides is measured at the
-end of each search and after it: eager, ``torch.compile`` and what ``ridgeline.optimize`` returned, in turns, while all
-other workers are stopped (SIGSTOP), so that nobody else's kernels and nobody else's Python are in it. The same
-standstill is around the last race of the search itself. Budgets are seconds of a worker that is neither waiting for the
-lock nor stopped.
+Workers import once and search one problem after another. One lock is held by the process that uses the device; it is
+released while a candidate is traced and compiled. The decisive timing is made at the end of each search and after it:
+eager, ``torch.compile`` and the result of ``ridgeline.optimize`` in turns, while all other workers are stopped
+(SIGSTOP), so that neither their kernels nor their Python interfere. The last race of the search itself is timed so,
+too. Budgets count seconds in which a worker neither waits for the lock nor is stopped.
 
-Results are compared with eager PyTorch's on two other draws of the inputs: wrong where they are both more than 1e-3 of
-the largest value apart and not *close*, that is elementwise within 1e-4, absolute and relative (the benchmark's own
-rule for float32, which eager PyTorch itself need not keep against float64: it convolves in TensorFloat-32). The
-search's own proof is against float64. Where ``torch.compile`` is wrong by this rule, it is no rival. What a harness may
-do besides (keep results, lay inputs out otherwise or elsewhere, write other weights, record gradients, look at inputs
-and strides) is tried too.
+Results are compared with eager PyTorch's on two other draws of the inputs: wrong if they differ by more than 1e-3 of
+the largest value and are not *close*, that is elementwise within 1e-4, absolute and relative (the benchmark's own rule
+for float32, which eager PyTorch itself may break against float64: it convolves in TensorFloat-32). The search's own
+proof is against float64. If ``torch.compile`` is wrong by this rule, it does not count as a rival. Adversarial checks
+do what a harness may also do: keep results, pass other layouts and addresses, write other weights, record gradients,
+inspect inputs and strides.
 
-With ``--go`` workers import and wait for a file. Meanwhile processes of their own compile the problems named by
-``--warm``, for nothing but what compilers remember on disk, beside whoever else uses the device; they end when the file
-is there, whatever they are at. (Workers that searched early went on when they should have begun: no result at all.)
+With ``--go`` workers import and wait for a file. Meanwhile separate processes compile the problems named by ``--warm``,
+to fill the compilers' disk caches, possibly beside other users of the device; they end when the file exists.
 
 ``--folder`` is a checkout of the public benchmark (``level1`` to ``level3``); without it the problems of
 ``lab/kernelbench/problems.py`` are taken. ``--problems`` are names in order; without them every n-th of each level. A
-name may say another type or other sizes: ``2/33:bfloat16``, ``2/33:float16``, ``2/33:ieee`` (float32 without
+name may include a dtype or other sizes: ``2/33:bfloat16``, ``2/33:float16``, ``2/33:ieee`` (float32 without
 TensorFloat-32), ``2/33:odd``, ``2/33:halved``, ``2/33:odd,bfloat16``.
 """
 
@@ -56,33 +54,33 @@ from lab.kernelbench import problems as like
 MARK = like.MARK
 EACH_S = {"1": 9.0, "2": 12.0, "3": 30.0}
 LAST_S, ROUNDS = 0.25, 40
-"""Seconds of the last three-way comparison, and the most rounds of it."""
+"""Seconds of the last comparison, and the most rounds."""
 SLICE_S = 4e-3
 LONGEST_STOP_S = 8.0
 DEVICE_BYTES, AHEAD = 138e9, 60
-"""What is given out together, and how many of those that wait are looked at for one that fits."""
+"""Device memory for all workers, and how many waiting problems are checked for one that fits."""
 RIGHT, CLOSE = 1e-3, 1e-4
 HALF_RIGHT, HALF_CLOSE = 2e-2, 1e-2
-"""The same for 16 bits, where the benchmark's own rule is a hundredth."""
+"""The same for 16 bits, where the benchmark's own tolerance is 1e-2."""
 WRONGS = ("a result changed when the next was made", "inputs changed", "other strides of the inputs", "other weights",
           "inputs that start between two accesses", "gradients recorded")  # fmt: skip
 MAX_CHECKED_BYTES = 3 << 30
-"""Inputs up to which copies of them fit beside everything else."""
+"""The largest inputs that are copied for checks."""
 SHARED_BYTES = 24
-"""Three numbers all processes see: seconds that somebody was stopped, since when somebody is, and when all ends."""
+"""Three shared numbers: seconds that workers were stopped, since when they are, and when the run ends."""
 LONGEST_WAIT_S = 540.0
 COMPILE_S = {1: 6.0, 2: 12.0, 3: 15.0}
-"""What is left for torch.compile after a search that had no time for it."""
+"""Seconds for torch.compile after a search that had no time for it."""
 
 
 WARM_JOBS, WARM_FRAC = 4, 0.05
-"""Processes that compile early, and what each may take of the device's memory: others are at work there."""
+"""Processes that compile early, and the share of the device's memory for each."""
 WORTH_S = {"1": 14.0, "2": 18.0, "3": 35.0}
-"""With less than this left, by level, a problem is not begun."""
+"""The least seconds for a problem, by level."""
 
 
 class Still(like.Turn):
-    """The lock, and a standstill of all other workers; the seconds that somebody was stopped are shared."""
+    """The lock, and stopping of all other workers; the seconds they were stopped are shared."""
 
     def __init__(self, lock: str, shared: str) -> None:
         super().__init__(lock)
@@ -102,7 +100,7 @@ class Still(like.Turn):
     def take(self) -> None:
         held, before = self.held, self.stopped_s
         super().take()
-        self.waited_s -= self.stopped_s - before  # counted where the stops are
+        self.waited_s -= self.stopped_s - before  # counted as stops
         self.since = self.since if held else time.perf_counter()
 
     def give(self) -> None:
@@ -110,14 +108,14 @@ class Still(like.Turn):
         super().give()
 
     def account(self) -> None:
-        """Seconds of the lock so far go to what is being done."""
+        """Attribute the seconds the lock was held to the current activity."""
         now = time.perf_counter()
         if self.held:
             self.held_s[self.doing] = self.held_s.get(self.doing, 0.0) + now - self.since
         self.since = now
 
     def doing_so(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, its share of the lock's time noted under this name."""
+        """The call, with its lock time attributed to this name."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self.account()
@@ -131,7 +129,7 @@ class Still(like.Turn):
         return run
 
     def beside(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call while others may use the device."""
+        """The call with the lock released."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             held = self.held
@@ -146,7 +144,7 @@ class Still(like.Turn):
 
     @contextlib.contextmanager
     def apart(self, compiles: bool = True) -> Iterator[None]:
-        """The device and the host for this process alone."""
+        """Hold device and host alone inside the context."""
         held = self.held
         self.take()
         began = time.time()
@@ -163,7 +161,7 @@ class Still(like.Turn):
 
 
 def signal_all(pids: Path, sent: signal.Signals, but: int = 0) -> None:
-    """To the workers of this run, by their numbers."""
+    """Send a signal to the workers of this run."""
     for pid in json.loads(pids.read_text()) if pids.exists() else []:
         if pid != but:
             with contextlib.suppress(ProcessLookupError):
@@ -171,7 +169,7 @@ def signal_all(pids: Path, sent: signal.Signals, but: int = 0) -> None:
 
 
 def share_the_device(turn: Still) -> None:
-    """Last races are alone, building is beside others, and a search's clock stands while others have the device."""
+    """Last races run alone, builds without the lock; a search's clock stops while others hold the device."""
     from ridgeline.engine import autotune as contest
     from ridgeline.optimizer.search import budget, builds, prepare, search
     from ridgeline.optimizer.search import last_race as ending
@@ -197,7 +195,7 @@ def share_the_device(turn: Still) -> None:
         return race(self, *args, **kwargs)
 
     budget.Budget.left_s, ending.LastRace.last_race, search.Track.race = left, last, raced
-    search.regions = lambda search, stock: ()  # breakdowns are for people to read
+    search.regions = lambda search, stock: ()  # no breakdown by kind of kernel
     search.parts = lambda search, eager, best: ()
     budget.LEAST_RACE_S, budget.RACE_FRAC, budget.LAST_RACE_FRAC = 0.06, 0.008, 0.02
     ending.LEAST_RACE_S, ending.LAST_RACE_FRAC = 0.06, 0.02
@@ -208,7 +206,7 @@ def share_the_device(turn: Still) -> None:
 
 
 def note_the_lock(turn: Still) -> None:
-    """What the lock is held for, by kind."""
+    """Account the lock time by activity."""
     from ridgeline.optimizer.search import builds, search
 
     kinds = {"races": (search.Track, "race"), "first calls": (search.Track, "settle"),
@@ -221,7 +219,7 @@ def note_the_lock(turn: Still) -> None:
 
 @dataclass(slots=True)
 class Row:
-    """What came of one problem."""
+    """The result of one problem."""
 
     level: int
     name: str
@@ -245,7 +243,7 @@ class Row:
 
 
 class Case:
-    """A model on the device, its inputs, other inputs, and its state as it was."""
+    """A model on the device, its inputs, other inputs, and its original state."""
 
     def __init__(self, problem: like.Problem, device: torch.device, scale: float) -> None:
         self.device = device
@@ -263,14 +261,14 @@ class Case:
         return self._made(self.problem, self.scale, seed)[1]
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """A call from the same state and the same random numbers as every other."""
+        """A call from the original state with fixed random numbers."""
         self.model.load_state_dict(self.state)
         torch.manual_seed(7)
         return call(*args)
 
 
 def looked_at(problem: like.Problem, device: torch.device, asked: argparse.Namespace, turn: Still) -> Row:
-    """One problem: searched, compared and timed."""
+    """Search, compare and time one problem."""
     import ridgeline
 
     row, began = Row(problem.level, problem.name), time.perf_counter()
@@ -305,8 +303,8 @@ def looked_at(problem: like.Problem, device: torch.device, asked: argparse.Names
 
 
 def as_searched(row: Row, receipt: Any) -> Row:
-    """What a search says of itself: its last race was alone too. Told before torch.compile is made for the table, since
-    a run may end meanwhile."""
+    """The row by the search's own last race, which also ran alone; written before torch.compile is compiled for the
+    table, in case the run ends meanwhile."""
     found = replace(row, eager_s=receipt.eager_s, ours_s=receipt.final_s, note="by its search", verdict="no rival")
     found.over_eager = receipt.eager_s / receipt.final_s
     if receipt.stock_s is not None:
@@ -355,7 +353,7 @@ def run_adversarial_checks(case: Case, fast: Callable[..., Any]) -> list[str]:
     kept = case.run(fast, case.args)
     told = detached(kept)
     others = case.others(13)
-    case.run(fast, others)  # a result is its owner's, whatever is called next
+    case.run(fast, others)  # a result must survive later calls
     if not all(map(like_bits, detached(kept), told)):
         found.append(WRONGS[0])
     if not all(torch.equal(a, b) for a, b in zip(before, case.args, strict=True) if isinstance(a, Tensor)):
@@ -372,7 +370,7 @@ def run_adversarial_checks(case: Case, fast: Callable[..., Any]) -> list[str]:
 
 
 def other_weights(case: Case, fast: Callable[..., Any]) -> list[str]:
-    """Weights of another seed, written into the model that was optimized."""
+    """Write weights of another seed into the optimized model."""
     state = case.state
     drawn, _ = case._made(case.problem, case.scale, 5)
     case.state = {name: tensor.clone() for name, tensor in drawn.state_dict().items()}
@@ -385,12 +383,12 @@ def other_weights(case: Case, fast: Callable[..., Any]) -> list[str]:
 
 
 def turned_around(x: Any) -> Any:
-    """The same numbers, laid out otherwise."""
+    """The same numbers in a transposed layout."""
     return x.mT.contiguous().mT if isinstance(x, Tensor) and x.dim() > 1 else x
 
 
 def shifted(x: Any) -> Any:
-    """The same numbers one element behind where memory begins: whole accesses do not begin there."""
+    """The same numbers one element further in memory: unaligned."""
     if not isinstance(x, Tensor) or not x.is_contiguous():
         return x
     return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
@@ -401,7 +399,7 @@ def like_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def same_strides(a: Any, b: Any) -> bool:
-    """Whether two results lie in memory alike, but for dims of one element."""
+    """Whether two results have equal strides, except for dims of one element."""
     pairs = zip(*([x for x in torch.utils._pytree.tree_leaves(each) if isinstance(x, Tensor)] for each in (a, b)),
                 strict=True)  # fmt: skip
     laid = [[[(n, s) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1] for x in pair] for pair in pairs]
@@ -418,7 +416,7 @@ def agreed(got: list[Tensor], meant: list[Tensor]) -> tuple[bool, bool, float]:
     pairs = list(zip(got, meant, strict=True))
     judged = [like._alike(a, b, HALF_RIGHT if b.dtype.itemsize == 2 else RIGHT) for a, b in pairs]
     near = [a.shape == b.shape and a.dtype == b.dtype and close(a, b) for a, b in pairs]
-    right = all(each or is_near for (each, _), is_near in zip(judged, near, strict=True))  # zero but for rounding
+    right = all(each or is_near for (each, _), is_near in zip(judged, near, strict=True))  # zeros but for rounding
     return right, all(near), max((error for _, error in judged), default=0.0)
 
 
@@ -428,7 +426,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 
 def compiled(case: Case, receipt: Any, until: float) -> Any:
-    """The model behind torch.compile as anybody would do it, called once; or why there is none."""
+    """The model behind torch.compile with default settings, called once; or the reason why there is none."""
     level = case.problem.level
     if receipt.stock_s is None and until - time.time() < COMPILE_S[level]:
         return "no time for torch.compile"
@@ -441,7 +439,7 @@ def compiled(case: Case, receipt: Any, until: float) -> Any:
 
 
 def timed(case: Case, calls: dict[str, Any], turn: Still) -> dict[str, list[float]]:
-    """Seconds a call of each, a number for every round, in turns, alone on the device; each call is waited for."""
+    """Seconds per call of each, a number for every round, in turns, alone on the device; each call is synchronized."""
     from ridgeline.optimizer.search.timing import in_turn
 
     sync = torch.cuda.synchronize if case.device.type == "cuda" else (lambda: None)
@@ -454,7 +452,7 @@ def timed(case: Case, calls: dict[str, Any], turn: Still) -> dict[str, list[floa
             sync()
         return (time.perf_counter() - began) / num
 
-    for call in calls.values():  # whatever is made at a first call is made
+    for call in calls.values():  # warm-up
         visit(call, 2)
     found: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls.items())
@@ -470,7 +468,7 @@ def timed(case: Case, calls: dict[str, Any], turn: Still) -> dict[str, list[floa
 
 
 def judged(row: Row, found: dict[str, list[float]]) -> None:
-    """Faster, even or slower: the median of the rounds' ratios against the better of the two others."""
+    """Faster, even or slower: the median of the rounds' ratios against the better rival."""
 
     def ratio(rival: str) -> float:
         return statistics.median(a / b for a, b in zip(found[rival], found["ours"], strict=True))
@@ -493,7 +491,7 @@ def judged(row: Row, found: dict[str, list[float]]) -> None:
 
 
 def warm_up(device: torch.device) -> None:
-    """A search of next to nothing: whatever is imported or made at first use is there."""
+    """A tiny search, for imports and lazy initialization."""
     import ridgeline
 
     with torch.no_grad(), contextlib.suppress(Exception):
@@ -501,11 +499,11 @@ def warm_up(device: torch.device) -> None:
         ridgeline.optimize(model, (torch.rand(8, 64, device=device),), budget_s=4.0, use_cache=False)
     torch._dynamo.reset()
     gc.collect()
-    gc.freeze()  # what was imported is not looked through again by the dozens of collections of every search
+    gc.freeze()  # imported modules are not traversed by the collections of every search
 
 
 def work(asked: argparse.Namespace) -> None:
-    """Problems as they are named on standard input, a line each; a line of JSON for every one."""
+    """Run problems named on standard input, a line each; writes a line of JSON for each."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     turn = Still(asked.lock, asked.shared)
     share_the_device(turn)
@@ -516,7 +514,7 @@ def work(asked: argparse.Namespace) -> None:
         torch.backends.cudnn.allow_tf32 = "ieee" not in problem.name
         try:
             row = looked_at(problem, device, asked, turn)
-        except Exception as error:  # what fails is a result too
+        except Exception as error:  # a failure is a result too
             row = Row(problem.level, problem.name, note=repr(error)[:400])
         finally:
             turn.give()
@@ -530,7 +528,7 @@ def say(row: Row, *, early: bool = False) -> None:
 
 
 def warm(problem: like.Problem, asked: argparse.Namespace) -> None:
-    """A problem compiled before its time, as torch.compile does and as we do: what takes seconds is on disk then."""
+    """Compile a problem early, by torch.compile and by us, to fill the disk caches."""
     from ridgeline.optimizer.backend import compiled as lowered
 
     os.nice(5)
@@ -545,7 +543,7 @@ def warm(problem: like.Problem, asked: argparse.Namespace) -> None:
 
 
 def forget(device: torch.device) -> None:
-    """What a problem leaves in this process."""
+    """Release what a problem leaves in this process."""
     torch._dynamo.reset()
     gc.collect()
     if device.type == "cuda":
@@ -556,7 +554,7 @@ def forget(device: torch.device) -> None:
 
 
 class Worker:
-    """A process that is told one problem at a time."""
+    """A process that gets one problem at a time."""
 
     def __init__(self, asked: argparse.Namespace, place: Path, num: int, lock: str, shared: str) -> None:
         passed = ["--scale", str(asked.scale), "--out", str(asked.out), "--worker", "--lock", lock, "--shared", shared]
@@ -577,7 +575,7 @@ class Worker:
         self.doing, self.since = name, time.time()
 
     def news(self) -> list[dict[str, Any]]:
-        """Rows since the last look."""
+        """Rows since the last call."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith(MARK)]
         found = [json.loads(line.removeprefix(MARK)) for line in lines[self.seen :]]
         self.seen = len(lines)
@@ -593,22 +591,22 @@ class Worker:
 
 
 def needed_bytes(problem: like.Problem) -> float:
-    """Memory a search of it may need at the same time: copies of the inputs, results, and all of it in float64."""
+    """Peak memory of a search: copies of the inputs, results, and all of it in float64."""
     try:
         with torch.device("meta"), torch.no_grad():
             model, args = problem.make(like.Scale(1.0))
             model, args = model.to("meta"), [x.to("meta") if isinstance(x, Tensor) else x for x in args]
-            recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())  # step by step, for seconds
+            recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())  # these run for seconds
             outs = [] if recurrent else torch.utils._pytree.tree_leaves(model(*args))
         held = sum(p.nbytes for p in model.parameters())
         through = sum(x.nbytes for x in (*args, *outs) if isinstance(x, Tensor))
         return 2e9 + 3.0 * held + 4.0 * through
-    except Exception:  # what cannot be made without memory is taken as middling
+    except Exception:  # a model that cannot be built on meta counts as medium
         return 1e10
 
 
 def lead(asked: argparse.Namespace) -> None:
-    """Start workers, hand out problems as there is room, gather what they say."""
+    """Start workers, assign problems while memory allows, and collect their results."""
     asked.out.mkdir(parents=True, exist_ok=True)
     print(f"torch {torch.__version__}, searches of {asked.each_s} s by level, {asked.jobs} workers", flush=True)
     place = Path(tempfile.mkdtemp())
@@ -642,7 +640,7 @@ def lead(asked: argparse.Namespace) -> None:
 
 
 def begin(asked: argparse.Namespace, workers: list[Worker], shared: Path) -> float:
-    """When all ends. With ``--go`` the clock starts when that file is there, and imports are over before."""
+    """When the run ends. With ``--go`` the clock starts when that file exists, after all imports."""
     waited_from, warmers = time.time(), Warmers(asked)
     while asked.go and not asked.go.exists() and time.time() - waited_from < LONGEST_WAIT_S:
         warmers.go_on()
@@ -681,7 +679,7 @@ class Warmers:
                                                   start_new_session=True)  # fmt: skip
 
     def end(self) -> None:
-        """With all that they started, at once."""
+        """Kill them and their child processes."""
         for process in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -704,12 +702,12 @@ def hand_out(workers: list[Worker], waiting: list[tuple[str, float]], needs: dic
 
 
 def level_of(by_level: dict[str, float], name: str) -> float:
-    """What holds for the level of a problem of the public benchmark, ``2/33``; for ours the middle one."""
+    """The value for the level of a problem of the public benchmark, ``2/33``; the middle one for ours."""
     return by_level.get(name.split("/")[0], by_level["2"])
 
 
 def revive(workers: list[Worker], shared: Path) -> None:
-    """Nobody is left standing by a worker that ended or waits for one of them."""
+    """Continue workers that were stopped by one that has ended or is waiting for them."""
     began = struct.unpack("ddd", shared.read_bytes())[1]
     if (began and time.time() - began > LONGEST_STOP_S) or any(not worker.alive for worker in workers):
         signal_all(Path(f"{shared}.pids"), signal.SIGCONT)

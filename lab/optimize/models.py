@@ -1,23 +1,21 @@
 """Real networks through ``rl.optimize`` on one GPU: eager, torch.compile and the result, with receipts.
 
-Each model runs in a process of its own; a few at a time, because most of a search is compiling, and whoever
-does not compile holds a lock, so that nobody else uses the device meanwhile. Results are written after every model, and
-what a search finds as it finds it, to ``progress.jsonl``; a search that would run past the end is given less time:
+Each model runs in a process of its own, several at a time, because most of a search is compilation. A process that is
+not compiling holds a lock, so that no other uses the device. Results are written after every model, and every entry of
+a search at once, to ``progress.jsonl``; a search that would run past the end gets less time:
 
     python -m lab.optimize.models --out OUT --total-s 290 --budget-s 35
 
-With ``--warm`` before it, in a process of its own that may share the device, everything is made and nothing timed:
-Inductor and Triton keep what they compile on disk. With ``--rival-first`` torch.compile and its recording come first.
-``--tuned NAME …`` says which models are also timed beside max-autotune, which ``--warm`` then makes too, by processes
-of their own; ``--again`` optimizes a second time, in the same process and in a new one that finds the result on disk.
+A run with ``--warm`` before it, which may share the device, compiles everything and times nothing: Inductor and Triton
+keep what they compile on disk. With ``--rival-first`` torch.compile and its capture come first. ``--tuned NAME …``
+names models that are also timed beside max-autotune, which ``--warm`` then compiles in processes of its own.
+``--again`` optimizes a second time, in the same process and in a new one that finds the result on disk.
 
-After the search the result is timed again by a loop that knows nothing of it (same inputs every call, synchronized at
-both ends), beside eager, and its output is compared with eager's. With
-``--rivals`` eager, torch.compile and torch.compile(mode="max-autotune") are timed on a second model that no search has
-touched, as far as the time goes; what was found before is kept where it does not. While others tune, their kernels are
-on the device too: ``loop`` holds the lower quartile of rounds in turns, and ``median`` the median. Networks of other
-kinds than the rewrites were written for are in ``lab/optimize/zoo.py`` and ``lab/optimize/more_networks.py``, and
-are given by their names.
+After the search the result is timed again by an independent loop (same inputs every call, synchronized at both ends),
+beside eager, and its output is compared with eager's. With ``--rivals`` eager, torch.compile and
+torch.compile(mode="max-autotune") are timed on a second, fresh model, as far as the time allows. While others tune,
+their kernels also run on the device: ``loop`` holds the lower quartile of rounds in turns, and ``median`` the median.
+Further networks are in ``lab/optimize/zoo.py`` and ``lab/optimize/more_networks.py``.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from typing import Any
 
 MARK = "RESULT "
 ENDING_S, LEAST_S = 15.0, 45.0
-"""Seconds that a child needs after its search, and those below which no search is begun."""
+"""Seconds that a child needs after its search, and the least that a search needs."""
 RIVALS = ("eager", "torch.compile", "max-autotune")
 TUNE = "max-autotune of "
 DEFAULT = (
@@ -85,7 +83,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-# The parent starts one process a model.
+# The parent starts one process per model.
 
 
 def _parent(asked: argparse.Namespace) -> None:
@@ -171,7 +169,7 @@ def _line(found: dict[str, Any]) -> str:
 
 
 def _second(found: dict[str, Any]) -> str:
-    """Seconds of a second search: in the same process, and in a new one with its first call."""
+    """Seconds of a second search: in the same process, and in a new one including its first call."""
     anew = found.get("anew")
     told = f"  again {found['again_s']:.2f} s" if "again_s" in found else ""
     if isinstance(anew, dict) and "optimize_s" in anew:
@@ -196,7 +194,7 @@ def _print(done: list[dict[str, Any]]) -> None:
 
 
 class Turn:
-    """The device is one process's at a time, except while it compiles: nobody else's kernels are in its timings."""
+    """A lock on the device, released while a process compiles, so that no other kernels run during its timings."""
 
     def __init__(self, path: str) -> None:
         self.file = open(path, "w") if path else None  # noqa: SIM115  (held as long as the process lives)
@@ -213,10 +211,10 @@ class Turn:
             fcntl.flock(self.file, fcntl.LOCK_UN)
 
     def without(self, work: Any) -> Any:
-        """``work`` of the host alone, done while others have the device.
+        """Run host-only ``work`` with the device released.
 
-        Five children held it for six seconds each to import a compiler, price a model and look for its parts, one
-        after the other: a third of a call of 92 s.
+        Five children held it for six seconds each to import a compiler, price a model and partition it: a third of a
+        call of 92 s.
         """
 
         def done(*args: Any, **kwargs: Any) -> Any:
@@ -229,9 +227,9 @@ class Turn:
         return done
 
     def around(self, build: Any) -> Any:
-        """``build`` of a candidate, with the device given to others while it compiles.
+        """``build`` of a candidate, with the device released while it compiles.
 
-        Kernels that race when they are first run do so meanwhile, and others' kernels may disturb them.
+        Kernels that are autotuned at their first run are timed meanwhile, and other kernels may disturb them.
         """
 
         def built(candidate: Any, *args: Any, **kwargs: Any) -> Any:
@@ -254,7 +252,7 @@ def _child(asked: argparse.Namespace) -> None:
 
 
 def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What was found, again after each rival."""
+    """The results so far, again after each rival."""
     import torch
 
     import ridgeline as rl
@@ -278,7 +276,7 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     turn.waited_s = 0.0
     until = asked.until or time.monotonic() + 10 * asked.budget_s
 
-    def left(budget: Any) -> float:  # waiting for others is no searching, unless everything ends
+    def left(budget: Any) -> float:  # time spent waiting for the lock does not count
         return min(left_s(budget) + turn.waited_s, until - ENDING_S - time.monotonic())
 
     Budget.left_s = left
@@ -323,7 +321,7 @@ def _measured(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _tuned(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """max-autotune of one model, made so that the next process finds it on disk."""
+    """Compile max-autotune of one model, so that the next process finds it on disk."""
     import torch
 
     work = built(asked.one, asked.device)
@@ -336,7 +334,7 @@ def _tuned(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _in_a_new_process(asked: argparse.Namespace, turn: Turn) -> Any:
-    """What a process takes that finds the result on disk, alone on the device."""
+    """The time of a new process that finds the result on disk, alone on the device."""
     command = [sys.executable, "-m", __spec__.name, "--one", asked.one, "--alone", "reread",
                "--budget-s", str(asked.budget_s), "--device", asked.device]  # fmt: skip
     turn.take()
@@ -370,7 +368,7 @@ def _reread(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _contests() -> dict[str, Any]:
-    """Milliseconds of every way that was raced when a shape was first run, by rewrite and problem."""
+    """Milliseconds of every implementation in races at first runs, by rewrite and problem."""
     from ridgeline.optimizer.in_place import padded_linear as padding
     from ridgeline.optimizer.rewrites.attention import short_sequences as short
     from ridgeline.optimizer.rewrites.attention import window_bias as shifted
@@ -490,8 +488,8 @@ def _told(asked: argparse.Namespace, note: Any) -> Any:
 
 
 def _with_rivals(asked: argparse.Namespace, found: dict[str, Any], track: Any, fast: Any, turn: Turn) -> Iterator[Any]:
-    """The loop again beside a model that no search has touched, after each rival is compiled; others have the device
-    meanwhile, and what max-autotune measures may suffer from them."""
+    """Repeat the loop beside a fresh model after each rival is compiled; the device is released meanwhile, which may
+    disturb the measurements of max-autotune."""
     import torch
 
     from ridgeline.engine.example_inputs import Inputs
@@ -520,7 +518,7 @@ def _with_rivals(asked: argparse.Namespace, found: dict[str, Any], track: Any, f
 
 
 def _with_tables(regions_of: Any, tables: dict[str, Any]) -> Any:
-    """What a search asks at its end, with tables of the kernels of torch.compile and of the result besides."""
+    """The breakdown at the end of a search, with kernel tables of torch.compile and of the result."""
 
     def asked(track: Any, eager: Any, best: Any, stock: Any) -> Any:
         for who, each in {"ridgeline": best, "torch.compile": stock}.items():
@@ -533,7 +531,7 @@ def _with_tables(regions_of: Any, tables: dict[str, Any]) -> Any:
 
 
 def _kernels(track: Any, call: Any, num: int = 40) -> list[tuple[str, int, float]] | str:
-    """Kernels of one call: name, how many, microseconds together; the longest first."""
+    """Kernels of one call: name, count, total microseconds; the longest first."""
     import torch
 
     from ridgeline.bench.clock import device_events
@@ -553,7 +551,7 @@ def _kernels(track: Any, call: Any, num: int = 40) -> list[tuple[str, int, float
 
 
 def _turns(contenders: dict[str, tuple[Any, Any]]) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds a call of each on its own track: lower quartile and median of rounds in turns."""
+    """Seconds per call of each on its own harness: lower quartile and median of rounds in turns."""
     rounds: dict[str, list[float]] = {who: [] for who in contenders}
     for track, call in contenders.values():
         track.turn_s(call, 1)
@@ -565,7 +563,7 @@ def _turns(contenders: dict[str, tuple[Any, Any]]) -> tuple[dict[str, float], di
 
 
 def _loop(track: Any, contenders: dict[str, Any]) -> tuple[dict[str, float], dict[str, int | None]]:
-    """Seconds a call in a plain loop, median of rounds in turns; and the most memory in use."""
+    """Seconds per call in a plain loop, median of rounds in turns; and peak memory."""
     for call in contenders.values():
         for _ in range(2):
             track.turn_s(call, 1)
@@ -653,7 +651,7 @@ def _static_decode() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
 
 
 def _prefill() -> tuple[Any, tuple[Any, ...], dict[str, Any], str]:
-    """As people call it: the cache comes back with the logits."""
+    """A prefill as in generation: the cache is returned with the logits."""
     import torch
 
     from lab import workloads
@@ -677,7 +675,7 @@ EXTRA = {
 
 
 def _tiny(kind: str) -> Any:
-    """Networks small enough for a machine without a GPU, to test this script itself."""
+    """Networks for a machine without a GPU, to test this script."""
     import torch
     from torch import nn
 

@@ -1,7 +1,7 @@
-"""Networks of kinds that no search had met: scans in chunks, speech from text, points, tables, restored images.
+"""Further networks: state-space models, text to speech, point clouds, tables, image restoration.
 
-Written by hand as public code for each kind spells it, at sizes people run. Each entry builds (model, args, kwargs) as
-in ``lab/optimize/zoo.py``, whose table it adds to; ``lab/optimize/models.py --models NAME …`` knows them by name.
+Written as public code for each kind has them, at common sizes. Each entry builds (model, args, kwargs) as in
+``lab/optimize/zoo.py``, whose table it extends; ``lab/optimize/models.py --models NAME …`` takes their names.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from lab.optimize.zoo import entry
 from lab.workloads import Built, _ids
 
-# A state space in chunks.
+# A state-space model in chunks.
 
 
 def _summed(x: Tensor) -> Tensor:
-    """Sums of every stretch of the last dim, minus infinity above the diagonal."""
+    """Sums of all segments of the last dim, minus infinity above the diagonal."""
     length = x.shape[-1]
     x = x[..., None].expand(*x.shape, length)
     below = torch.tril(torch.ones(length, length, device=x.device, dtype=torch.bool), diagonal=-1)
@@ -29,7 +29,7 @@ def _summed(x: Tensor) -> Tensor:
 
 
 def _chunked(x: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
-    """A selective state space by products inside of chunks and a short recurrence between them."""
+    """A selective state space by matmuls inside chunks and a short recurrence between them."""
     x, a, b, c = (t.unflatten(1, (-1, chunk)) for t in (x, a, b, c))
     a = a.permute(0, 3, 1, 2)
     total = torch.cumsum(a, dim=-1)
@@ -44,7 +44,7 @@ def _chunked(x: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
 
 
 class Gated(nn.Module):
-    """RMSNorm of a value gated before."""
+    """RMSNorm of a gated value."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -86,11 +86,11 @@ def _() -> Built:
     return nn.Sequential(nn.Embedding(50288, 1024), *layers, Gated(1024)), (_ids(50288, 4, 1024),), {}
 
 
-# Speech from text, as wide as its lengths.
+# Text to speech.
 
 
 class Speaking(nn.Module):
-    """A block of attention by batched products and of convolutions along the sequence, norms behind their sums."""
+    """A post-norm block of attention by batched matmuls and convolutions along the sequence."""
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Speaking(nn.Module):
 
 
 class Speech(nn.Module):
-    """Phonemes to frames: blocks, pitch and energy added in bins, frames taken by where they lie, blocks, a postnet."""
+    """Phonemes to frames: blocks, binned pitch and energy, length regulation, blocks, a postnet."""
 
     def __init__(self, width: int = 256, layers: tuple[int, int] = (4, 6)) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Speech(nn.Module):
         self.pitch, self.energy = self._predictor(width), self._predictor(width)
         self.bins = nn.Parameter(torch.linspace(-3, 3, 255), requires_grad=False)
         self.tables = nn.ModuleList(nn.Embedding(256, width) for _ in range(2))
-        for table in self.tables:  # a bin that rounding moves must not be all there is to hear
+        for table in self.tables:  # small, so that a bin moved by rounding does not dominate the output
             nn.init.normal_(table.weight, std=0.02)
         self.frames = nn.Linear(width, 80)
         sizes = (80, 512, 512, 512, 512, 80)
@@ -170,11 +170,11 @@ def _() -> Built:
     return Speech(), (_ids(360, 16, 120), lengths, where, num), {}
 
 
-# Clouds of points.
+# Point clouds.
 
 
 def _neighborhood(x: Tensor, num: int) -> Tensor:
-    """Of every point what it has and how its nearest differ from it: [batch, 2 × channels, points, nearest]."""
+    """The features of every point and their differences from its neighbors: [batch, 2 × channels, points, nearest]."""
     inner = -2 * torch.matmul(x.transpose(2, 1), x)
     square = torch.sum(x**2, dim=1, keepdim=True)
     nearest = (-square - inner - square.transpose(2, 1)).topk(k=num, dim=-1)[1]
@@ -187,7 +187,7 @@ def _neighborhood(x: Tensor, num: int) -> Tensor:
 
 
 class Clouds(nn.Module):
-    """A network of dynamic graphs over points: convolutions over edges, the largest of each neighborhood."""
+    """A dynamic graph network over points: edge convolutions, and the maximum over each neighborhood."""
 
     def __init__(self, num: int = 20, classes: int = 40) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ def _() -> Built:
 
 
 class Columns(nn.Module):
-    """A transformer over the columns of a table: numbers scaled into tokens, gated layers, the first token read."""
+    """A transformer over the columns of a table: numbers as scaled tokens, gated layers, a class token."""
 
     def __init__(self, numbers: int = 13, kinds: int = 26, width: int = 192, layers: int = 6, heads: int = 8) -> None:
         super().__init__()
@@ -265,11 +265,11 @@ def _() -> Built:
     return Columns(), (torch.randn(4096, 13), _ids(1000, 4096, 26)), {}
 
 
-# Restored images.
+# Image restoration.
 
 
 class Channels(nn.Module):
-    """LayerNorm over the channels of an image, by hand."""
+    """LayerNorm over the channels of an image."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -282,7 +282,7 @@ class Channels(nn.Module):
 
 
 class Plain(nn.Module):
-    """A block without activations: halves multiplied, channels scaled by their mean, both sums scaled."""
+    """A block without activations: gated halves, channel attention, scaled residuals."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

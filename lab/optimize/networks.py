@@ -1,8 +1,7 @@
-"""Networks that no package on a bare GPU host has: a diffusion U-Net, a recommender with cross layers, a graph network,
-layers with an adapter of low rank, a model that casts by itself, words behind an LSTM, a network over the columns of a
-table, a detector that matches on the host, and four written as third parties
-write them: convolutions along time and a GAN discriminator with weights made by hooks, a translator that stores its
-attention weights, a policy and value network."""
+"""Networks without a package on a bare GPU host: a diffusion U-Net, a recommender with cross layers, a graph network,
+LoRA layers, a model with its own autocast, an LSTM language model, a tabular network, a detector that matches on the
+host, and four written as third parties write them: WaveNet and a GAN discriminator with weights made by hooks, a
+Transformer that stores its attention weights, a policy and value network."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """Two convolutions behind group norms, the time added between them."""
+    """Two convolutions after group norms, with the time embedding added between them."""
 
     def __init__(self, given: int, made: int, time: int) -> None:
         super().__init__()
@@ -31,7 +30,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """Every place of an image looks at every other."""
+    """Self-attention over the pixels of an image."""
 
     def __init__(self, width: int, head: int = 64) -> None:
         super().__init__()
@@ -47,7 +46,7 @@ class Attention(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down and up again, two residual blocks a level, attention on all levels but the widest."""
+    """A U-Net with two residual blocks per level, and attention on all levels but the widest."""
 
     def __init__(self, channels: int = 4, widths: tuple[int, ...] = (192, 384, 576)) -> None:
         super().__init__()
@@ -97,7 +96,7 @@ class UNet(nn.Module):
 
 
 class CrossNetwork(nn.Module):
-    """Embeddings and dense features through cross layers, then a plain network (DCN, second version)."""
+    """DCN v2: embeddings and dense features through cross layers and an MLP."""
 
     def __init__(self, tables: int = 26, rows: int = 100_000, dim: int = 32, num_crosses: int = 3) -> None:
         super().__init__()
@@ -116,7 +115,7 @@ class CrossNetwork(nn.Module):
 
 
 class LowRank(nn.Module):
-    """A frozen linear layer and a trained one of low rank beside it."""
+    """A frozen linear layer with a trained low-rank adapter (LoRA)."""
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -129,7 +128,7 @@ class LowRank(nn.Module):
 
 
 def adapted(model: nn.Module, names: tuple[str, ...], rank: int = 16) -> nn.Module:
-    """The model with all weights frozen, and adapters beside the linear layers of these names."""
+    """The model with frozen weights, and adapters on the linear layers with these names."""
     model.requires_grad_(False)
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
@@ -139,7 +138,7 @@ def adapted(model: nn.Module, names: tuple[str, ...], rank: int = 16) -> nn.Modu
 
 
 class Messages(nn.Module):
-    """Every node gets the mean of its neighbors, three times."""
+    """Three rounds of message passing by means over neighbors."""
 
     def __init__(self, given: int = 128, width: int = 256, made: int = 40) -> None:
         super().__init__()
@@ -160,7 +159,7 @@ class Messages(nn.Module):
 
 
 class Cast(nn.Module):
-    """A model in float32 that computes in 16 bits where that is safe."""
+    """A float32 model that enters autocast by itself."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -173,7 +172,7 @@ class Cast(nn.Module):
 
 
 class Words(nn.Module):
-    """The next word by two recurrent layers, as word models were before attention."""
+    """An LSTM language model with two layers."""
 
     def __init__(self, num_words: int = 10_000, width: int = 650, layers: int = 2) -> None:
         super().__init__()
@@ -186,7 +185,7 @@ class Words(nn.Module):
 
 
 class Table(nn.Module):
-    """Columns of names and of numbers through three layers with batch norm: a step of dozens of tiny kernels."""
+    """Categorical and numeric columns through three layers with batch norm: a step of dozens of tiny kernels."""
 
     def __init__(self, names: int = 10, numbers: int = 20, rows: int = 1000, width: int = 256) -> None:
         super().__init__()
@@ -203,7 +202,7 @@ class Table(nn.Module):
 
 
 class Detector(nn.Module):
-    """Boxes by queries that look at an image; each object goes to the query that fits it best, chosen on the host."""
+    """Boxes by attention of queries to an image, matched to objects greedily on the host."""
 
     def __init__(self, width: int = 256, queries: int = 100, kinds: int = 91) -> None:
         super().__init__()
@@ -228,7 +227,7 @@ class Detector(nn.Module):
 
     @torch.no_grad()
     def _matched(self, kind: Tensor, box: Tensor, kinds: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-        """Of every image the rows of its objects and their queries, the best pairs first; no query twice."""
+        """For every image the rows of its objects and their queries, best pairs first, each query once."""
         likely = kind.softmax(-1).gather(2, kinds[:, None, :].expand(-1, kind.shape[1], -1))
         costs = 5.0 * torch.cdist(box, boxes.float(), p=1) - likely
         chosen: list[int] = []
@@ -243,7 +242,7 @@ class Detector(nn.Module):
 
 
 class Waves(nn.Module):
-    """A field from a field by layers over its lowest frequencies, whose weights are complex, in float32."""
+    """A Fourier neural operator: layers with complex weights over the lowest frequencies, in float32."""
 
     def __init__(self, width: int = 32, modes: int = 12, layers: int = 4) -> None:
         super().__init__()
@@ -265,7 +264,7 @@ class Waves(nn.Module):
 
 
 class Sketches(nn.Module):
-    """Images from few numbers each, drawn around what an encoder says of them."""
+    """A variational autoencoder."""
 
     def __init__(self, width: int = 32, latent: int = 64) -> None:
         super().__init__()
@@ -286,7 +285,7 @@ class Sketches(nn.Module):
 
 
 class _Causal(nn.Module):
-    """Two dilated convolutions that see the past alone, their weights normed by hooks of PyTorch's."""
+    """Two dilated causal convolutions with weight norm by PyTorch's hooks."""
 
     def __init__(self, given: int, made: int, kernel: int, dilation: int) -> None:
         super().__init__()
@@ -303,7 +302,7 @@ class _Causal(nn.Module):
 
 
 class Notes(nn.Module):
-    """The next keys of a piano from those before, by convolutions along time."""
+    """Piano keys predicted by convolutions along time."""
 
     def __init__(self, keys: int = 88, width: int = 150, levels: int = 4, kernel: int = 5) -> None:
         super().__init__()
@@ -317,7 +316,7 @@ class Notes(nn.Module):
 
 
 class Judge(nn.Module):
-    """Tells images from made ones, its weights held to a spectral norm by hooks of PyTorch's."""
+    """A GAN discriminator with spectral norm by PyTorch's hooks."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -334,7 +333,7 @@ class Judge(nn.Module):
 
 
 class _Heads(nn.Module):
-    """Attention in its first spelling, which keeps what it looked at."""
+    """Multi-head attention that stores its weights."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -366,7 +365,7 @@ class _Layer(nn.Module):
 
 
 class Translator(nn.Module):
-    """An encoder and a decoder as a widely read tutorial writes them."""
+    """An encoder-decoder Transformer as in a widely read tutorial."""
 
     def __init__(self, words: int = 10_000, width: int = 256, heads: int = 8, layers: int = 3) -> None:
         super().__init__()
@@ -389,7 +388,7 @@ class Translator(nn.Module):
 
 
 class Player(nn.Module):
-    """A policy and a value over four frames, with the clipped loss of a step that was taken before."""
+    """A policy and a value over four frames, with PPO's clipped loss."""
 
     def __init__(self, actions: int = 6) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Every rewrite with the networks that it serves and what it gains there: ``python -m lab.optimize.rewrites``.
+"""Every rewrite with the networks it serves and its gain there: ``python -m lab.optimize.rewrites``.
 
-A network is served where a candidate with the rewrite was kept as the winner of a recorded search. Its gain is the
-winner's over eager, which it shares with the other rewrites of that winner; where the search tried the winner without
-the rewrite, the last column has what that alone cost.
+A network is served if a candidate with the rewrite was the winner of a recorded search. The gain is the winner's over
+eager, shared with its other rewrites; if the search tried the winner without the rewrite, the last column has the cost
+of leaving it out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def receipts() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def benchmark_problems() -> dict[str, dict[str, float]]:
-    """By rewrite: problems of KernelBench whose winner has it, and the winner's speed over torch.compile or eager."""
+    """By rewrite: problems of KernelBench whose winner has it, and the winner's speedup over torch.compile or eager."""
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for path in sorted(RECORDINGS.glob("kernelbench_*.json.gz")):
         with gzip.open(path, "rt") as file:
@@ -51,7 +51,7 @@ def benchmark_problems() -> dict[str, dict[str, float]]:
 
 
 def served() -> tuple[dict[str, dict[str, float]], dict[str, list[float]], dict[str, set[str]]]:
-    """By rewrite: the gain of every network whose winner has it, what leaving it out alone cost, where it matched."""
+    """By rewrite: the gain of every network whose winner has it, the cost of leaving it out, where it matched."""
     gains: dict[str, dict[str, float]] = defaultdict(dict)
     alone: dict[str, list[float]] = defaultdict(list)
     matched: dict[str, set[str]] = defaultdict(set)

@@ -23,7 +23,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def cleaned(value: Any) -> Any:
-    """The same without folders of the machine it ran on, and without logs."""
+    """The value without folders of the machine it was measured on, and without logs."""
     if isinstance(value, str):
         return _PATH.sub("", value)
     if isinstance(value, list):

@@ -1,38 +1,33 @@
-"""Training steps through ``rl.optimize`` on one GPU beside eager and ``torch.compile``: time, memory, what was tried.
+"""Training steps through ``rl.optimize`` on one GPU beside eager and ``torch.compile``: time, memory, candidates.
 
     python -m lab.optimize.train --out OUT --total-s 150 --budget-s 60 --jobs 4 --brief
     python -m lab.optimize.train --out OUT --only drift vit-base-train-64
 
-Each model is searched in a process of its own, while another compiles it as anyone does (``torch.compile``, default
-settings); several models go side by side, and whoever does not compile holds the device alone, with processors that
-nobody compiles on. When both are ready they take turns while the device is theirs: whole steps in a plain loop
-(gradients cleared, forward, loss, backward, the optimizer's step) of eager and ``torch.compile`` with the optimizer as
-it was written; of the result with the optimizer that was passed to the search, called in the same loop and through
-``train_step``, and in a loop that clears gradients behind the forward; and of the result with an optimizer that no
-search has seen. Where the result is eager or ``torch.compile`` itself, that with the optimizer as it was written is
-timed in the searching process too: of two processes with the same code one is a few percent behind now and then.
-Memory is the most that a step allocates and reserves, weights and the optimizer's state included: of eager in the
-searching process before the search, of the result after it. ``--brief`` leaves ``torch.compile`` out of searches over
-models made of repeated blocks (it is measured beside them, and takes most of a short search), all that tunes kernels,
-the breakdown by kernel and part out of receipts, and of the two runs of fifty steps the one with an optimizer of the
-search's own. Models after ``--full`` are searched as anybody does it: 120 s, ``torch.compile`` inside, nothing
-compiled by another process.
+Each model is searched in a process of its own, while another compiles it with ``torch.compile``'s default settings.
+Several models run side by side; a process that is not compiling holds the device alone, and cores on which nothing
+compiles. Then both alternate: whole steps in a plain loop (clearing gradients, forward, loss, backward, optimizer step)
+of eager and ``torch.compile`` with the given optimizer; of the result with the optimizer passed to the search, called
+in the same loop, through ``train_step``, and in a loop that clears gradients after the forward; and of the result with
+an optimizer that no search has seen. If the result is eager or ``torch.compile`` itself, that is also timed in the
+searching process, because two processes with the same code may differ by a few percent. Memory is the most that a step
+allocates and reserves, weights and optimizer state included: of eager before the search, of the result after it.
+``--brief`` leaves out of the searches: ``torch.compile`` for models of repeated blocks (it is measured beside them),
+candidates that tune kernels, the breakdown by kernel and part, and one of the two runs of fifty steps. Models after
+``--full`` are searched with the defaults: 120 s, ``torch.compile`` inside, nothing compiled by another process.
 
-Device time is what such runs lack. Models are served in the order in which they are named: whoever is named first
-has the device first, so that rows end one after another and none waits for all. ``--ahead`` processes make
-``torch.compile`` of the next models meanwhile, each within ``--rival-s``. ``--warm`` only makes it, keeps Inductor's
-results in ``--cache`` and may share the device; a run with the same ``--cache`` then loads them. ``--thrifty`` is
-brief, leaves out the loops that nobody asked for, gives each search what it can still use, and lets a search try
-``torch.compile`` at the price of loading it where the process beside has made it. ``--few`` has searches try the plain
-recording, ``torch.compile`` as it is and recorded, and recorded blocks, and price nothing: seconds a row, and what
-anybody's own search finds is at least that. ``--recorded`` adds
-``torch.compile(mode="reduce-overhead")`` where it was made by ``--warm``.
+Models get the device in the order of their names on the command line, so that rows are finished one after another.
+``--ahead`` processes compile ``torch.compile`` of the next models meanwhile, each within ``--rival-s``. ``--warm`` only
+compiles it, keeps Inductor's results in ``--cache`` and may share the device; a run with the same ``--cache`` loads
+them. ``--thrifty`` is brief, leaves out additional loops, gives each search the time it can still use, and lets it try
+``torch.compile`` at the price of loading it. ``--few`` tries only the plain capture, ``torch.compile`` with and without
+capture, and captured blocks, and prices nothing. ``--recorded`` adds ``torch.compile(mode="reduce-overhead")`` if
+``--warm`` compiled it.
 
-``steps`` are AdamW's alone. ``memory`` is what recordings reserve beside eager passes, with segments as ever and with
-ranges that grow, and whether their gradients are eager's. ``drift`` is that of fifty steps of GPT-2 from the same
-weights: eager beside eager, beside eager from weights one rounding away, and beside recorded steps, with PyTorch's
-usual kernels and with deterministic ones; with it come linear layers of odd sizes, plain and padded, forward and
-backward. Everything is written as it is found.
+``steps`` are AdamW's alone. ``memory`` is what captures reserve beside eager steps, with fixed and with expandable
+segments, and whether their gradients equal eager's. ``drift`` is that of fifty steps of GPT-2 from the same weights:
+eager beside eager, beside eager from weights perturbed by one rounding step, and beside captured steps, with PyTorch's
+usual and with deterministic kernels; with it come linear layers of odd sizes, plain and padded, forward and backward.
+Everything is written as it is found.
 """
 
 from __future__ import annotations
@@ -67,25 +62,25 @@ DEFAULT = (STEPS, "gpt2-medium-train-8x512", "resnet50-train-64-nhwc", "bert-lar
            "whisper-base-train-8", DRIFT)  # fmt: skip
 LEAST_S, RIVALS_S, LAST_S = 35.0, 25.0, 12.0
 THRIFTY_S = (12.0, 10.0, 6.0)
-"""Seconds below which no search is begun, those kept after a search, and those for the last turns."""
+"""The least seconds for a search, those reserved after it, and those for the last rounds."""
 LOADED_FRAC = 0.6
-"""Of what ``torch.compile`` took beside, what it takes once more with its kernels on disk."""
+"""Time of ``torch.compile`` with its kernels on disk, as a share of the first time."""
 RECORDED = "torch.compile recorded"
 HERE_TOO = ", same process"
 LEAST_CORES, TIMING_CORES = 12, 4
-"""Of so many processors or more, those that only whoever holds the device runs on."""
+"""On machines with so many cores, those reserved for the process that holds the device."""
 PHASES = ("prepare", "made", "_peak_bytes", "race", "prove", "recapture", "prove_without_dropout", "prove_in_training",
           "last_race", "regions", "parts", "_settle_winner", "facts_of")  # fmt: skip
 ODD = ((4096, 1024, 50257), (8192, 1024, 30522), (4096, 1280, 51866), (8192, 479, 1024))
-"""Rows, inputs and outputs of linear layers of odd sizes: GPT-2's, BERT's and Whisper's heads, a DLRM's layer."""
+"""Rows, inputs and outputs of linear layers of odd sizes: the heads of GPT-2, BERT and Whisper, a layer of DLRM."""
 ROUNDS = 5
 WARM_S, TURN_S, MOST_STEPS = 0.03, 0.1, 100
-"""Seconds of steps that are not counted and that are, in each turn, and the most steps of either."""
+"""Seconds of warm-up and of measurement per turn, and the most steps of either."""
 POLL_S = 0.002
 WRITTEN_S = 5.0
-"""Seconds between two writings of what parts that still run have found."""
+"""Seconds between writes of intermediate results."""
 FULL_S = 120.0
-"""The budget that nobody asked for."""
+"""The default budget."""
 
 
 def main() -> None:
@@ -130,7 +125,7 @@ def _arguments() -> argparse.Namespace:
     return asked
 
 
-# The parent starts one process a part, and keeps what each has written even where it has to be ended.
+# The parent starts one process per part, and keeps what each has written even if it is killed.
 
 
 def _parent(asked: argparse.Namespace) -> None:
@@ -148,10 +143,10 @@ def _parent(asked: argparse.Namespace) -> None:
 
 
 class Crew:
-    """The processes of a run: which wait, which run since when, and what those that ended have found.
+    """The processes of a run: waiting, running since when, and the results of those that ended.
 
-    Searches begin in the order in which models are named, ``--jobs`` at once; the processes that make
-    ``torch.compile`` for them are ahead of them.
+    Searches start in the order in which models are named, ``--jobs`` at once; the processes that compile
+    ``torch.compile`` for them start earlier.
     """
 
     def __init__(self, asked: argparse.Namespace) -> None:
@@ -170,7 +165,7 @@ class Crew:
         return bool(self.searches or (self.asked.warm and self.rivals))
 
     def start(self) -> None:
-        """Whatever may begin by now, rivals first: they take longest."""
+        """Start what may start, rivals first, because they take longest."""
         asked, making = self.asked, [name for name in self.running if name.startswith(STOCK) and not self._made(name)]
         ahead = asked.ahead or asked.jobs
         while self.rivals and len(making) < ahead and self.left_s() > asked.rivals_s:
@@ -181,7 +176,7 @@ class Crew:
         while self.searches and len(searching) < asked.jobs and timely:
             searching.append(self.searches[0])
             self._start(self.searches.pop(0))
-        for name in () if timely else self.searches:  # its rivals need not wait for it
+        for name in () if timely else self.searches:  # do not wait for its rivals
             self.done.setdefault(name, {"error": "not started: out of time"})
             (self.logs / f"{name}.gone").touch()
         self.searches = self.searches if timely else []
@@ -195,7 +190,7 @@ class Crew:
         return (self.logs / f"{name}.ready").exists()
 
     def collect(self) -> None:
-        """What ended since, and what took too long to be made; everything is written every few seconds."""
+        """Collect ended processes, kill late ones, and write everything every few seconds."""
         for name, (process, since) in list(self.running.items()):
             late = name.startswith(STOCK) and not self._made(name) and time.monotonic() - since > self.asked.rival_s
             if late:
@@ -204,7 +199,7 @@ class Crew:
             if late or process.poll() is not None:
                 why = f"not made in {self.asked.rival_s:.0f} s" if late else f"ended with {process.returncode}"
                 self._ended(name, why)
-        if time.monotonic() - self.began > self.written_s + WRITTEN_S:  # whoever ends this process loses nothing
+        if time.monotonic() - self.began > self.written_s + WRITTEN_S:  # nothing is lost if this process is killed
             found = {name: _collected(self.logs / name, "ended from outside") for name in self.running}
             _write(self.asked, self.done | found, self.began)
             self.written_s = time.monotonic() - self.began
@@ -212,9 +207,9 @@ class Crew:
     def _ended(self, name: str, why: str) -> None:
         del self.running[name]
         self.done[name] = _collected(self.logs / name, why)
-        (self.logs / f"{name}.gone").touch()  # who waits for it need not
+        (self.logs / f"{name}.gone").touch()  # releases those that wait for it
         if name == STEPS and not self.done[name].get("right"):
-            (self.logs / "no-kernel").touch()  # a kernel that is wrong or fails must not spoil the rest
+            (self.logs / "no-kernel").touch()  # a wrong or failing kernel must not affect the rest
         _write(self.asked, self.done, self.began)
         print(f"{time.monotonic() - self.began:6.1f} s  {name}: {_line(self.done[name])}", flush=True)
 
@@ -245,7 +240,7 @@ def _started(name: str, asked: argparse.Namespace, logs: Path, until: float, ran
     elif asked.cache:
         settings["TORCHINDUCTOR_CACHE_DIR"] = str(asked.cache)
     if name == DRIFT:
-        settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic products ask for it
+        settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # required by deterministic GEMMs
     with (logs / name).open("w") as file:
         return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **settings})
 
@@ -280,7 +275,7 @@ def _line(found: dict[str, Any]) -> str:
 
 
 def _table(path: Path) -> list[str]:
-    """What was found, as Markdown."""
+    """The results as Markdown."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         parts = json.load(file)["parts"]
     rows = {name: _joined(found, parts.get(f"{STOCK}{name}", {})) for name, found in parts.items()
@@ -312,9 +307,9 @@ def _step_table(found: dict[str, Any]) -> list[str]:
 
 
 def _joined(found: dict[str, Any], stock: dict[str, Any]) -> dict[str, Any]:
-    """A model's row: the memory of torch.compile from its own process, where the turns did not get so far.
+    """A model's row, with the memory of torch.compile from its own process if there were no common rounds.
 
-    In recordings made before processes took their turns together, so are its and eager's times.
+    In older recordings the times of torch.compile and eager come from there, too.
     """
     peaks = {**stock.get("peak_bytes", {}), **found.get("peak_bytes", {})}
     loop = {**found.get("loop", {}), **stock.get("loop", {})}
@@ -340,7 +335,7 @@ def _means(rows: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _within(rows: dict[str, dict[str, Any]]) -> list[str]:
-    """What was returned beside what it is, in one process."""
+    """The result beside the rival that it is, in one process."""
     found = []
     for name, row in rows.items():
         loop = row.get("loop", {})
@@ -401,7 +396,7 @@ def _tell(found: dict[str, Any]) -> None:
 
 
 def _steps(asked: argparse.Namespace) -> None:
-    """AdamW's step as PyTorch takes it, fused and by our kernel: seconds, and how far the kernel's weights are off."""
+    """AdamW's step by PyTorch, fused and by our kernel: seconds, and the error of the kernel's weights."""
     import torch
 
     from ridgeline.optimizer.training import optimizer_update as update
@@ -428,7 +423,7 @@ def _steps(asked: argparse.Namespace) -> None:
 
 
 def _steps_apart(params: list[Any]) -> float:
-    """Relative distance of the change after three steps by the kernel from that by PyTorch's fused one, at worst."""
+    """The largest relative distance of the weights' change after three steps by the kernel from PyTorch's fused one."""
     import torch
 
     from ridgeline.engine.replay import fused_adamw as stepping
@@ -463,7 +458,7 @@ def _searched(asked: argparse.Namespace) -> None:
     until = asked.until or time.monotonic() + 10 * asked.budget_s
     left_s = Budget.left_s
 
-    def left(budget: Any) -> float:  # waiting for others is no searching, unless everything ends
+    def left(budget: Any) -> float:  # time spent waiting for the lock does not count
         return min(left_s(budget) + turn.waited_s, until - asked.rivals_s - time.monotonic())
 
     Budget.left_s = left
@@ -483,16 +478,16 @@ def _searched(asked: argparse.Namespace) -> None:
         searching.parts = lambda search, *given: ()
         if not asked.kinds:
             searching.regions = lambda search, *given: ()
-        searching.prove_in_training = lambda search: None  # the optimizer that is passed is tracked after the search
+        searching.prove_in_training = lambda search: None  # the given optimizer is proved after the search
     if asked.few:
         order.Stages.proposals = _fewer(order.Stages.proposals)
         prepare.price = lambda search: None
     builds.build = turn.around(builds.build)
-    prepare.price = turn.given(prepare.price)  # seconds of the host's alone
+    prepare.price = turn.given(prepare.price)  # host time only
     searching.facts_of = turn.given(searching.facts_of)
     spent_s = _clocked(searching.Search)
     _overheard(searching.Search)
-    for name in searching.COMPILERS:  # seconds in which nobody else could have the device
+    for name in searching.COMPILERS:  # imports, before the device is held
         importlib.import_module(name)
     turn.take()
     turn.waited_s = 0.0
@@ -510,7 +505,7 @@ def _searched(asked: argparse.Namespace) -> None:
     _tell({"fallbacks": type(fast).fallbacks.fget(fast), "updates": _updates(fast)})
 
 def _replace_stage(old: Any, new: Any) -> None:
-    """All searches of this process propose something else in a stage."""
+    """Replace what a stage proposes, for every search of this process."""
     from dataclasses import replace
 
     from ridgeline.optimizer.search import order
@@ -521,10 +516,10 @@ def _replace_stage(old: Any, new: Any) -> None:
 
 
 def _offered(stock: Any, rivals: Rivals | None) -> Any:
-    """``torch.compile`` as a brief search tries it: not where blocks repeat, where it takes most of the seconds.
+    """``torch.compile`` in a brief search: left out if blocks repeat, because it would take most of the time.
 
-    Where the process beside has made it by then, its kernels are on disk, and it costs what loading them does. Where a
-    step cannot be recorded blocks gain little, and it is tried as anybody's search tries it.
+    If the other process has compiled it by then, it costs only loading its kernels. If a step cannot be captured,
+    blocks gain little, and it is tried as usual.
     """
     from dataclasses import replace
 
@@ -557,7 +552,7 @@ def _fewer(proposals: Any) -> Any:
 
 
 def _updates(fast: Any) -> dict[str, Any]:
-    """How often ``train_step`` replayed the optimizer's update and the two passes before it, and why it could not."""
+    """How often ``train_step`` replayed the optimizer's update and the passes before it, and why it could not."""
     from ridgeline.engine.drop_in import state_of
 
     update = state_of(fast).update
@@ -568,7 +563,7 @@ def _updates(fast: Any) -> dict[str, Any]:
 
 
 def _clocked(kind: Any) -> dict[str, float]:
-    """Seconds that a search spends in each of its phases, filled as it runs."""
+    """Seconds that a search spends in each of its phases, filled while it runs."""
     spent_s: dict[str, float] = dict.fromkeys(PHASES, 0.0)
 
     def around(name: str, method: Any) -> Any:
@@ -593,7 +588,7 @@ def _clocked(kind: Any) -> dict[str, float]:
 
 
 def _overheard(kind: Any) -> None:
-    """Every verdict of a search is printed when it falls."""
+    """Print every verdict of a search."""
     note, began = kind.record, time.perf_counter()
 
     def noted(self: Any, built: Any, status: str, reason: str, **shown: Any) -> None:
@@ -609,7 +604,7 @@ def _overheard(kind: Any) -> None:
 
 
 def _eager_bytes(work: dict[str, Any]) -> tuple[int, int] | None:
-    """The most that eager steps allocate and reserve, before anything else was done in this process."""
+    """Peak memory, allocated and reserved, of eager steps in a fresh process."""
     step = _stepping(work, work["model"], work["optimizer"](work["model"]))
     for _ in range(2):
         step()
@@ -621,7 +616,7 @@ def _eager_bytes(work: dict[str, Any]) -> tuple[int, int] | None:
 def _beside(
     work: dict[str, Any], fast: Any, given: Any, eager_bytes: Any, asked: Any, turn: Turn, rivals: Rivals
 ) -> None:
-    """Whole steps of the result's ways in turns with the rivals; without them, with eager on the searched model."""
+    """Whole steps of the result in turns with the rivals; without them, with eager on the searched model."""
     model = work["model"]
     ways = {"result": _stepping(work, fast, given)}
     ways["train_step"] = lambda: fast.train_step(*work["args"], **work["kwargs"])
@@ -650,7 +645,7 @@ def _beside(
 
 
 def _rivals_here(work: dict[str, Any], fast: Any) -> dict[str, Callable[[], Any]]:
-    """The rival that was returned, as anybody runs it, in this process."""
+    """The rival that was returned, with default settings, in this process."""
     from ridgeline.engine.drop_in import state_of
 
     state, model = state_of(fast), work["model"]
@@ -660,10 +655,10 @@ def _rivals_here(work: dict[str, Any], fast: Any) -> dict[str, Callable[[], Any]
 
 
 class Turn(optimize_models.Turn):
-    """Whoever holds the device runs on processors of its own, where nobody compiles.
+    """The process that holds the device runs on reserved cores, on which nothing compiles.
 
-    Of those who wait, whoever was named first is next: a lock alone gives it to anyone, and a search of four
-    candidates waited 66 s for its third while others took theirs.
+    The device goes to the waiting process that was named first: with a plain lock a search of four candidates waited
+    66 s for its third.
     """
 
     def __init__(self, path: str, rank: int = 0) -> None:
@@ -688,7 +683,7 @@ class Turn(optimize_models.Turn):
         _run_on(self.timing)
 
     def _comes_later(self, own: str) -> bool:
-        """Whether one who was named before waits too; a process that was ended waits no more."""
+        """Whether a process that was named earlier is waiting; killed processes do not wait."""
         return any(name < own and Path(f"/proc/{name.split('.')[1]}").exists() for name in os.listdir(self.queue))
 
     def _locked(self) -> bool:
@@ -703,7 +698,7 @@ class Turn(optimize_models.Turn):
         super().give()
 
     def given(self, method: Any) -> Any:
-        """A method that needs no device, with the device given to others meanwhile."""
+        """A method that needs no device, with the device released meanwhile."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self.give()
@@ -716,14 +711,14 @@ class Turn(optimize_models.Turn):
 
 
 def _run_on(cores: list[int]) -> None:
-    """All threads of this process on these processors; what it starts from now on inherits them."""
+    """Pin all threads of this process to these cores; child processes inherit them."""
     for thread in os.listdir("/proc/self/task") if cores else ():
         with contextlib.suppress(OSError):
             os.sched_setaffinity(int(thread), cores)
 
 
 class Rivals:
-    """The process that has eager and ``torch.compile``, which steps when it is told to: by files, one a question."""
+    """The process with eager and ``torch.compile``, which steps on request: one file per request."""
 
     def __init__(self, asked: Any) -> None:
         self.marks, self.name, self.num, self.cache = asked.marks, asked.one, 0, asked.cache
@@ -733,7 +728,7 @@ class Rivals:
         return self.marks is not None and (self.marks / f"{STOCK}{self.name}.ready").exists() and not self.gone()
 
     def loaded_s(self) -> float | None:
-        """Seconds that ``torch.compile`` takes where another process has made it before; none where none has."""
+        """Seconds to load ``torch.compile``, if another process has compiled it; None otherwise."""
         if self.ready():
             told = json.loads((self.marks / f"{STOCK}{self.name}.ready").read_text())
             return told["compile_s"] * (1.0 if told["loaded"] else LOADED_FRAC)
@@ -759,7 +754,7 @@ class Rivals:
 
 
 def _stock(asked: argparse.Namespace) -> None:
-    """The rivals: eager and ``torch.compile`` with default settings, the optimizer as it was written."""
+    """The rivals: eager and ``torch.compile`` with default settings and the given optimizer."""
     turn, name = Turn(""), asked.one.removeprefix(STOCK)
     work = _built(name, asked.device)
     ways, apart = _rival_ways(work, asked, name)
@@ -777,10 +772,10 @@ def _stock(asked: argparse.Namespace) -> None:
 
 
 def _rival_ways(work: dict[str, Any], asked: argparse.Namespace, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Steps of eager and of what was compiled; when they are made a mark says so, with the seconds it took.
+    """Steps of eager and of compiled code; a mark with the build time is written when they are ready.
 
-    Recorded by PyTorch itself it is made where that is asked for and ``--warm`` made it too: from nothing it takes as
-    long again. A recording keeps its memory, so that the most that the others need is measured before, and returned.
+    ``reduce-overhead`` is added if asked for and compiled by ``--warm``, because compiling it takes as long again. Its
+    CUDA graphs keep their memory, so peak memory of the others is measured before, and returned.
     """
     import torch
 
@@ -800,7 +795,7 @@ def _rival_ways(work: dict[str, Any], asked: argparse.Namespace, name: str) -> t
         recorded = _stepping(work, torch.compile(work["model"], mode="reduce-overhead"), optimizer)
         _warmed(ways, apart, {}, names=tuple(ways))
         try:
-            found["recorded_s"] = sum(_seconds(recorded) for _ in range(3))  # the third is recorded
+            found["recorded_s"] = sum(_seconds(recorded) for _ in range(3))  # the third call captures
             ways[RECORDED] = recorded
         except Exception as error:
             found["recorded_failed"] = f"{type(error).__name__}: {error}"[:300]
@@ -818,7 +813,7 @@ def _seconds(step: Callable[[], Any]) -> float:
 
 
 def _questions(asked: argparse.Namespace, name: str) -> Any:
-    """What is asked, as it is asked, until the one who asks has ended."""
+    """Requests, in order, until the requesting process has ended."""
     num = 0
     while not (asked.marks / f"{name}.gone").exists():
         path = asked.marks / f"{asked.one}.ask.{num}"
@@ -830,11 +825,11 @@ def _questions(asked: argparse.Namespace, name: str) -> Any:
 
 def _answer(path: Path, found: dict[str, Any]) -> None:
     path.with_name(path.name + "~").write_text(json.dumps(found))
-    path.with_name(path.name + "~").rename(path)  # there as a whole or not at all
+    path.with_name(path.name + "~").rename(path)  # atomic
 
 
 def _freed() -> None:
-    """Others may need what this process holds and does not use."""
+    """Release cached memory for other processes."""
     import torch
 
     if torch.cuda.is_available():
@@ -843,7 +838,7 @@ def _freed() -> None:
 
 
 def _stepping(work: dict[str, Any], call: Any, optimizer: Any, late: bool = False) -> Callable[[], Any]:
-    """A step as a person writes it; ``late`` if gradients are cleared between the forward and the backward."""
+    """A training step; ``late`` if gradients are cleared between the forward and the backward."""
     from ridgeline.optimizer.search.loss import Loss
 
     loss = work["loss"] or Loss(None)
@@ -862,7 +857,7 @@ def _stepping(work: dict[str, Any], call: Any, optimizer: Any, late: bool = Fals
 
 
 def _warmed(ways: dict[str, Any], peaks: dict[str, Any], failed: dict[str, str], names: tuple[str, ...]) -> None:
-    """Every way a few times, and the most memory it needs; one that fails is left out."""
+    """Warm up every way and measure its peak memory; one that fails is left out."""
     for who in names:
         try:
             for _ in range(3):
@@ -874,9 +869,9 @@ def _warmed(ways: dict[str, Any], peaks: dict[str, Any], failed: dict[str, str],
 
 
 def _in_turns(ways: dict[str, Any], rounds: int, rivals: Rivals | None = None, told: Any = None) -> dict[str, float]:
-    """Seconds a step of each, the median of rounds, in turns with the rivals' where there are some.
+    """Median seconds per step of each, in turns with the rivals', if any.
 
-    ``told`` is called with what was found so far.
+    ``told`` is called with intermediate results.
     """
     found: list[dict[str, float]] = []
     for i in range(rounds + 1):
@@ -887,10 +882,10 @@ def _in_turns(ways: dict[str, Any], rounds: int, rivals: Rivals | None = None, t
 
 
 def _round(ways: dict[str, Any], i: int) -> dict[str, float]:
-    """Seconds a step of each, over three in a row and a tenth of a second; the order changes from round to round.
+    """Seconds per step of each, over three in a row and a tenth of a second; the order changes from round to round.
 
-    What comes before is another's, and of short steps several are not counted: processors that waited for another
-    process are slow at first (a step of 7.4 ms took 7.8 for whoever came first).
+    The first steps of a turn are not counted: cores that waited for another process are slow at first (a step of
+    7.4 ms took 7.8 for the first).
     """
     from ridgeline.optimizer.search.timing import in_turn
 
@@ -906,11 +901,11 @@ def _medians(found: list[dict[str, float]]) -> dict[str, float]:
     return {who: statistics.median(seconds[who] for seconds in found[1:]) for who in found[0]}
 
 
-# The models: those of workloads.py, and some that are trained here alone.
+# The models: those of workloads.py, and some that are used only here.
 
 
 def _built(name: str, device: str) -> dict[str, Any]:
-    """A model on the device with its inputs, its loss (none where it has its own) and its optimizer as written."""
+    """A model on the device with its inputs, its loss (None if it has its own) and its optimizer."""
     from lab import workloads
     from ridgeline.optimizer.search.loss import Loss
 
@@ -1001,7 +996,7 @@ def _dcn() -> Any:
 
 
 def _clip() -> Any:
-    """Images and their captions, told from one another by their likeness."""
+    """CLIP: images and captions with a contrastive loss."""
     import torch
     from transformers import CLIPConfig, CLIPModel
 
@@ -1031,7 +1026,7 @@ def _lora() -> Any:
 
 
 def _checkpointed(drops: bool = False) -> Any:
-    """GPT-2 whose layers are computed again in the backward; ``drops`` if with the dropout it comes with."""
+    """GPT-2 with activation checkpointing; ``drops`` keeps its dropout."""
     from lab import workloads
 
     model, args, kwargs = workloads.WORKLOADS["gpt2-medium-train-8x512"].build()
@@ -1062,7 +1057,7 @@ def _cast() -> Any:
 
 
 def _cast_words() -> Any:
-    """GPT-2 as trainers run it with ``bf16=True``: weights in float32, the forward under autocast."""
+    """GPT-2 as trainers run it with ``bf16=True``: float32 weights, forward under autocast."""
     from lab import workloads
     from lab.optimize.networks import Cast
 
@@ -1071,7 +1066,7 @@ def _cast_words() -> Any:
 
 
 def _masked_words() -> Any:
-    """BERT with its head, called without a mask as many do."""
+    """BERT with its head, called without a mask."""
     from transformers import BertConfig, BertForMaskedLM
 
     from lab import workloads
@@ -1108,7 +1103,7 @@ def _columns() -> Any:
 
 
 def _few_columns() -> Any:
-    """Small enough for a host without a GPU: whether a run starts, waits and writes as it should."""
+    """Small enough for a host without a GPU, to test this script."""
     import torch
 
     from lab import workloads
@@ -1139,7 +1134,7 @@ def _detector() -> Any:
 
 
 def _citations() -> Any:
-    """A graph of papers that cite one another, as small as those that graph networks are first tried on."""
+    """A citation graph of the size of common benchmarks."""
     import torch
 
     from lab import workloads
@@ -1243,7 +1238,7 @@ def _timed(step: Any, num: int) -> float:
 
 
 def _peak(step: Any) -> tuple[int, int] | None:
-    """Most bytes allocated and reserved in a step."""
+    """Peak bytes allocated and reserved in a step."""
     import torch
 
     if not torch.cuda.is_available():
@@ -1256,11 +1251,11 @@ def _peak(step: Any) -> tuple[int, int] | None:
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-# What recordings hold.
+# Memory of captures.
 
 
 def _memory(asked: argparse.Namespace) -> None:
-    """Bytes reserved by eager passes and by recordings of them, and how far the recordings' gradients are off."""
+    """Bytes reserved by eager steps and by captures of them, and the error of the captures' gradients."""
     from ridgeline.engine.capture import cuda_graph as executor
 
     found: dict[str, Any] = {}
@@ -1276,7 +1271,7 @@ def _memory(asked: argparse.Namespace) -> None:
 
 
 def _reserved(work: dict[str, Any], call: Any) -> int:
-    """The most that the allocator holds for forward and backward, without the optimizer."""
+    """Peak bytes reserved for forward and backward, without the optimizer."""
     import torch
 
     step = _stepping(work, call, torch.optim.SGD(work["model"].parameters(), lr=0.0))
@@ -1308,11 +1303,11 @@ def _recorded(work: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-# The drift.
+# Drift.
 
 
 def _odd(rows: int, inputs: int, outputs: int, device: str) -> dict[str, Any]:
-    """Milliseconds of a linear layer forward and backward, plain and padded, the least of rounds in turns."""
+    """Milliseconds of a linear layer forward and backward, plain and padded, the least of several rounds."""
     import torch
 
     from ridgeline.optimizer.in_place.padded_linear import padded_linear
@@ -1354,7 +1349,7 @@ def _drifted(asked: argparse.Namespace) -> None:
 
 
 def _distances(trails: dict[str, list[float]]) -> dict[str, float]:
-    """The largest difference of a loss from eager's, relative to it."""
+    """The largest relative difference of a loss from eager's."""
     found = {}
     for name, losses in trails.items():
         eager = trails["eager, deterministic" if name.endswith("deterministic") else "eager"]

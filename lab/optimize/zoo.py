@@ -1,7 +1,7 @@
-"""Networks of kinds that no rewrite was written for, at sizes people run: what a search meets outside its home.
+"""Networks of kinds that no rewrite was written for, at common sizes.
 
 Each entry builds (model, args, kwargs) with torch's current default device and dtype, as in ``lab/workloads.py``; all
-are for inference. ``lab/optimize/models.py --models NAME …`` knows them by name.
+are for inference. ``lab/optimize/models.py --models NAME …`` takes their names.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _() -> Built:
 
 @entry("llava-8l-2x640")
 def _() -> Built:
-    """Texts around 576 places for an image each: the host asks whether there are as many as the image has patches."""
+    """A vision-language model with 576 image tokens per text: the host checks their number."""
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
     vision = CLIPVisionConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16,
@@ -143,7 +143,7 @@ def _() -> Built:
 
 
 class Detector(nn.Module):
-    """A detector as DETR is: a convolutional backbone, an encoder and a decoder of a hundred queries."""
+    """A DETR-like detector: a convolutional backbone, an encoder and a decoder of a hundred queries."""
 
     def __init__(self, dim: int = 256) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class Detector(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions with GroupNorm and SiLU before each, and a shift by the time embedding between them."""
+    """Two convolutions, each after GroupNorm and SiLU, with a shift by the time embedding between them."""
 
     def __init__(self, inside: int, outside: int, time: int = 0) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class Attend(nn.Module):
 
 
 class Across(nn.Module):
-    """Self-attention, attention to the prompt, and a gated product, over the pixels of an image."""
+    """Self-attention, cross-attention to the prompt, and a gated MLP, over the pixels of an image."""
 
     def __init__(self, dim: int, context: int, heads: int) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class Across(nn.Module):
 
 
 class UNet(nn.Module):
-    """A U-Net as latent diffusion has it: three levels with attention to a prompt, a middle, and back."""
+    """A U-Net of latent diffusion: three levels with attention to a prompt."""
 
     def __init__(self, base: int = 320, context: int = 768, heads: int = 8) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ class UNet(nn.Module):
 
 
 class Joint(nn.Module):
-    """A block over the pixels of an image and the words of its prompt: products apart, attention together."""
+    """A two-stream block over pixels and prompt: separate projections, joint attention."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -302,7 +302,7 @@ class Joint(nn.Module):
 
 
 class JointDiffusion(nn.Module):
-    """A diffusion transformer with two streams, as Stable Diffusion 3 has them."""
+    """A two-stream diffusion transformer, as Stable Diffusion 3."""
 
     def __init__(self, width: int = 1536, layers: int = 12, heads: int = 24) -> None:
         super().__init__()
@@ -330,7 +330,7 @@ def _() -> Built:
 
 
 class Decoder(nn.Module):
-    """From latents to pixels, as the decoder of an autoencoder does it: residuals and nearest neighbors."""
+    """The decoder of an autoencoder: residual blocks and nearest upsampling."""
 
     def __init__(self, base: int = 128) -> None:
         super().__init__()
@@ -593,7 +593,7 @@ def _() -> Built:
 
 
 class Recurrent(nn.Module):
-    """Speech with convolutions and LSTMs, as DeepSpeech 2 has them."""
+    """Speech recognition with convolutions and LSTMs, as DeepSpeech 2."""
 
     def __init__(self, hidden: int = 1024) -> None:
         super().__init__()

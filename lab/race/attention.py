@@ -31,16 +31,16 @@ HEADS = (64, 8, 128)
 PAGED = ((2, 64, 4, 3, 2, "leaves"), (2, 64, 4, 3, 1, "leaves"), (2, 64, 4, 3, 0, "leaves"),
          (2, 64, 4, 3, 2, "stays"), (1, 128, 4, 3, 1, "leaves"), (3, 64, 4, 2, 2, "leaves"),
          (3, 64, 4, 3, 2, ""))  # fmt: skip
-"""Programs a multiprocessor (0: one a sequence and key head), keys of a block, warps, stages, when the joining kernel
-may start, and what becomes of the cache in the L2 where the copy engine reads it (empty: threads do)."""
+"""CTAs per SM (0: one per sequence and key head), keys of a block, warps, stages, when the joining kernel may start,
+and the L2 policy of the cache where the copy engine reads it (empty: threads do)."""
 
 DECODE = ((2, 64, 4, 3, 2), (2, 64, 4, 4, 2), (4, 32, 4, 4, 2))
-"""Over a contiguous cache: the same, and when the joining kernel may start (0 after it, 1 at once, 2 late)."""
+"""For a contiguous cache: the same, and when the joining kernel may start (0 after it, 1 at once, 2 late)."""
 
 DECODE_CASES = ((1, 32, 8, 2048), (1, 32, 32, 2048), (8, 32, 8, 2048), (1, 32, 8, 16384), (8, 32, 8, 8192))
 
 LATENT = ((64, 1, 4, 2, "leaves"), (64, 1, 4, 2, "stays"), (32, 2, 4, 3, ""))
-"""Keys of a block, programs a multiprocessor, warps, stages and the same for few heads; the kernel for many beside."""
+"""Keys of a block, CTAs per SM, warps, stages and L2 policy for few heads; the kernel for many heads beside it."""
 
 LATENT_CASES = ((64, 16, 4096, 64, False), (16, 16, 8192, 64, False), (9, 16, 11000, 64, False),
                 (40, 16, 3001, 16, False), (100, 16, 2000, 64, True), (1, 16, 65536, 64, False))  # fmt: skip
@@ -56,11 +56,11 @@ STAGES = ((128, 128, 2, 2), (128, 128, 3, 2), (128, 64, 4, 2))
 """Rows and keys of a tile, stages of keys and of queries, in the forward pass of narrow heads."""
 
 READING = ((8, 4096, 1, ""), (8, 4096, 1, "evict_first"), (16, 4096, 1, "evict_first"))
-"""Programs a multiprocessor, numbers of a block, stages, policy, where memory is read and nothing else is done."""
+"""CTAs per SM, numbers of a block, stages, policy, for a kernel that only reads memory."""
 
 
 def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
-    """Everything these parts launch, all configurations included."""
+    """Everything that these parts launch, in all configurations."""
     from ridgeline.kernels.variants import variants_of
 
     found: list[Any] = []
@@ -92,7 +92,7 @@ def wanted_variants(parts: Sequence[str], brief: bool = False) -> list[Any]:
 
 
 def tested_variants(parts: Sequence[str]) -> list[Any]:
-    """What the GPU tests of these families launch."""
+    """Everything that the GPU tests of these families launch."""
     from ridgeline.kernels.contract import trials
     from ridgeline.kernels.variants import variants_of
 
@@ -103,7 +103,7 @@ def tested_variants(parts: Sequence[str]) -> list[Any]:
         found += variants_of(name, [*trial.checks, *trial.races])
         odd = [of for of in trial.checks if of.dtype == "bfloat16"][1:5] if trial.layouts else []
         found += variants_of(name, odd, aligned=False)
-    if "special" in parts:  # caches that were never written
+    if "special" in parts:  # unwritten caches
         found += variants_of("paged_attention", [paged_case(4, 32, 8, 700, 64, False)])
         found += variants_of("paged_latent_attention", [latent_case(4, h, 700, 64, False) for h in (8, 128)])
     return found
@@ -128,7 +128,7 @@ def raced_cases(parts: Sequence[str]) -> list[Any]:
 
 
 def checked_cases(name: str) -> list[Any]:
-    """Cases that a check is a number of."""
+    """Cases of a check."""
     from ridgeline.kernels.attention import op
     from ridgeline.kernels.contract import trials
 
@@ -137,7 +137,7 @@ def checked_cases(name: str) -> list[Any]:
 
 @contextmanager
 def instead(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, a configuration is chosen otherwise."""
+    """Override a configuration inside the context."""
     from ridgeline.kernels.launcher import forget_plans
 
     before = getattr(module, name)
@@ -151,7 +151,7 @@ def instead(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def paged_by(programs: int, keys: int, warps: int, stages: int, early: int, words: str) -> Any:
-    """Inside, paged attention splits and stages as told."""
+    """Override how paged attention splits and stages, inside the context."""
     from ridgeline.kernels.paged_attention import config
 
     fed: dict[str, Any] = {}
@@ -166,7 +166,7 @@ def paged_by(programs: int, keys: int, warps: int, stages: int, early: int, word
 
 
 def decode_by(programs: int, keys: int, warps: int, stages: int, early: int) -> Any:
-    """Inside, attention over a contiguous cache does."""
+    """The same for attention over a contiguous cache."""
     from ridgeline.kernels.decode_attention import config
     from ridgeline.kernels.rows import cdiv, clamp
 
@@ -178,7 +178,7 @@ def decode_by(programs: int, keys: int, warps: int, stages: int, early: int) -> 
 
 
 def latent_by(chosen: tuple[Any, ...] | None) -> Any:
-    """Inside, latent attention of few heads does; None: it takes the kernel for many."""
+    """The same for latent attention of few heads; None takes the kernel for many."""
     from ridgeline.kernels.latent_attention import config
 
     if chosen is None:
@@ -205,7 +205,7 @@ def narrow() -> list[Any]:
 
 
 def forward_by(*chosen: int) -> Any:
-    """Inside, the forward pass takes so many rows, keys and stages."""
+    """Override rows, keys and stages of the forward pass inside the context."""
     from ridgeline.kernels.attention import config
 
     return instead(config, "forward", lambda *sizes: config.Attention(*chosen))
@@ -253,7 +253,7 @@ BRIEF = {
     "varlen_attention": (0, 1), "paged_attention": (4, 7, 8, 9), "decode_attention": (2, 3, 9),
     "paged_latent_attention": (0, 1, 2, 4),
 }  # fmt: skip
-"""Checks of a short run, one of a kind."""
+"""Checks of a short run, one of each kind."""
 
 
 def checks(parts: Sequence[str], brief: bool) -> list[tuple[str, int, str]]:
@@ -270,7 +270,7 @@ def checks(parts: Sequence[str], brief: bool) -> list[tuple[str, int, str]]:
 
 
 def force_fused() -> None:
-    """From here on gradients that need not repeat take one kernel, whatever is faster."""
+    """Always use the fused kernel for gradients that need not be deterministic."""
     from ridgeline.kernels.attention import config
 
     config.prefers_fused = lambda *sizes: True  # type: ignore[assignment]
@@ -294,7 +294,7 @@ def check_one(task: tuple[str, int, str]) -> list[list[Any]]:
 
 
 def checked(tasks: list[Any], num: int, end: float) -> Iterator[list[Any]]:
-    """Findings of all tasks; a kernel that never ends costs the tasks that ran beside it, not the rest."""
+    """Findings of all tasks; a kernel that hangs costs only the tasks beside it."""
     while tasks:
         if time.perf_counter() > end:
             yield ["", str(tasks), "", "time", False, "checks did not fit into the time"]
@@ -400,7 +400,7 @@ def _paged_graph() -> Iterator[dict[str, Any]]:
 
 
 def part_special(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """Caches with nothing in them, and graphs."""
+    """Empty caches, and CUDA graphs."""
     from lab.race.special_cases import attention_in_graphs, unwritten_caches
 
     for run in (unwritten_caches, attention_in_graphs):
@@ -431,7 +431,7 @@ def gradients(out: Any, leaves: tuple[Any, ...], seed: Any) -> Callable[[], Any]
 
 
 def timed(course: Any, runs: dict[str, Callable[[], Any]], **facts: Any) -> Iterator[dict[str, Any]]:
-    """One row a contender; one that cannot run gets a row that says so."""
+    """One row per contender; one that cannot run gets a row with the reason."""
     import torch
 
     able = {}
@@ -451,7 +451,7 @@ def timed(course: Any, runs: dict[str, Callable[[], Any]], **facts: Any) -> Iter
 
 
 def part_host(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """What a call costs when made again and again from Python."""
+    """The host time of a call that is repeated from Python."""
     import torch
 
     from ridgeline.bench.race import Course
@@ -634,7 +634,7 @@ def _no_grad(run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def clean_course(rounds: int) -> Any:
-    """A course whose cold L2 holds clean lines: the usual flush leaves 50 MB to write back while the clock runs."""
+    """A course whose cold L2 holds clean lines: the usual flush leaves 50 MB to write back during the measurement."""
     import torch
 
     from ridgeline.bench.race import Course
@@ -649,7 +649,7 @@ def clean_course(rounds: int) -> Any:
                 self.flush = flush
 
     class Flushed:
-        """Stands in for the buffer: after it is written, it is read, which leaves nothing to write back."""
+        """Replaces the flush buffer: it is written and then read, which leaves nothing to write back."""
 
         def __init__(self, buffer: Any, out: Any) -> None:
             self.buffer, self.out = buffer, out
@@ -678,7 +678,7 @@ def part_paged(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
 
 
 def _paged(of: tuple[Any, ...], courses: dict[str, Any], copied: float) -> Iterator[dict[str, Any]]:
-    """All configurations on one case, the default as it is called, and eager PyTorch where it takes no time."""
+    """All configurations on one case, the default, and eager PyTorch where it is quick."""
     import torch
 
     from ridgeline.kernels.contract import trials
@@ -703,7 +703,7 @@ def _paged(of: tuple[Any, ...], courses: dict[str, Any], copied: float) -> Itera
 
 
 def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
-    """A call of paged attention as it is configured now, whatever is configured later."""
+    """A call of paged attention with the current configuration."""
     import torch
 
     from ridgeline.kernels.paged_attention import op
@@ -719,7 +719,7 @@ def planned(args: tuple[Any, ...]) -> Callable[[], Any]:
 
 
 def part_pieces(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """Where the microseconds go: reading alone, joining alone, no key at all, a block or two a program."""
+    """Microseconds by part: reading alone, joining alone, no keys, one or two blocks per CTA."""
     import torch
 
     from ridgeline.bench.race import Course
@@ -802,7 +802,7 @@ def part_latent(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
 
 
 def part_products(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """Float32 products beside PyTorch's, and what both miss of the float64 product."""
+    """Float32 GEMMs beside PyTorch's, and the errors of both against float64."""
     import torch
 
     from ridgeline.bench.race import Course
@@ -856,7 +856,7 @@ def part_orders(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
 
 
 def part_reading(budget_s: float, options: Any) -> Iterator[dict[str, Any]]:
-    """What reading alone takes at the sizes of caches: the ceiling of paged decoding, launch and drain included."""
+    """The time of reading alone at the sizes of caches, launch and drain included: the ceiling of paged decoding."""
     import torch
 
     from lab.race import bare_read as reading

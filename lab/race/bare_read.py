@@ -1,4 +1,4 @@
-"""A kernel that reads memory and does nothing else: what a cache of a given size could at best be read in."""
+"""A kernel that only reads memory: the fastest that a cache of a given size can be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def read_all(data_ptr, out_ptr, num, BLOCK: tl.constexpr, STAGES: tl.constexpr, POLICY: tl.constexpr):
-    """Every program adds up blocks of its own, one after the other, and writes one number."""
+    """Every CTA sums blocks of its own and writes one number."""
     total = tl.zeros([BLOCK], tl.int32)
     for block in tl.range(tl.program_id(0), tl.cdiv(num, BLOCK), tl.num_programs(0), num_stages=STAGES):
         at = block * BLOCK + tl.arange(0, BLOCK)
@@ -20,7 +20,7 @@ def read_all(data_ptr, out_ptr, num, BLOCK: tl.constexpr, STAGES: tl.constexpr, 
 
 
 def run(data: torch.Tensor, programs_per_sm: int, block: int, stages: int, policy: str) -> Callable[[], None]:
-    """A call that reads these int32 numbers once; ``policy`` says what becomes of them in the L2."""
+    """A call that reads these int32 numbers once; ``policy`` is the L2 eviction policy."""
     programs = programs_per_sm * torch.cuda.get_device_properties(data.device).multi_processor_count
     out = torch.empty(programs, dtype=torch.int32, device=data.device)
     warps = 8 if block >= 16384 else 4

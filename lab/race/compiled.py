@@ -6,16 +6,16 @@
     python -m lab.race.compiled --table data/recordings/h200/rows_compiled2.json.gz
 
 Compiling needs a minute and more of many cores and hardly the GPU, racing needs the GPU alone and seconds: every case
-has a process, ``--jobs`` of them compile at a time, say so, and wait until the file ``--go`` is there (no ``--go``:
-until all are ready, or only ``--race-s`` seconds are left). Then they race one after the other; who is not ready by
-then takes no part.
+has a process, ``--jobs`` of them compile at a time, report, and wait until the file ``--go`` exists (without ``--go``:
+until all are ready, or only ``--race-s`` seconds are left). Then they race one after the other; those not ready are
+left out.
 
 ``--real 1`` races the shapes that `lab/race/drawn_rows.py --real --seed 1` draws instead of a function's own: ``--names
 rms_norm:0+2`` are its first and its third.
 
-``--warm`` compiles and races nothing: it leaves what PyTorch's compiler and Triton made in a cache beside ``--out``,
-where the next run finds it. What may share a device is thus apart from what may not: which of its configurations
-PyTorch's compiler takes is forgotten between the two, and measured again by the run that races.
+``--warm`` compiles and races nothing: it fills a compiler cache beside ``--out``, which the next run uses. The choices
+of Inductor's autotuning are deleted in between, and measured again by the run that races, because a warm run may share
+the device.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One case of the race, and the files in which its process says how far it is."""
+    """One case of the race, and the files with which its process reports its progress."""
 
     name: str
     index: int
@@ -70,9 +70,9 @@ class Entry:
 
 
 def entries(names: list[str], most: int) -> list[Entry]:
-    """First cases of all functions, then second ones: what is compiled in time is spread over functions.
+    """First cases of all functions, then second ones, so that cases compiled in time are spread over functions.
 
-    A name may say which of its races: ``softmax:0+3``.
+    A name may select some of its races: ``softmax:0+3``.
     """
     asked = [(name, [int(i) for i in which.split("+")] if which else CASES[name])
              for name, _, which in (text.partition(":") for text in names)]  # fmt: skip
@@ -81,13 +81,13 @@ def entries(names: list[str], most: int) -> list[Entry]:
 
 
 def told(out: Path, name: str, **what: Any) -> None:
-    """One more line of what a process did, written at once."""
+    """Append a line on what a process did, at once."""
     with (out / f"{name}.jsonl").open("a") as file:
         file.write(json.dumps(what, default=str) + "\n")
 
 
 def prepared(name: str, trial: Any, of: Any, device: Any) -> Any:
-    """Contenders of a case, each run once in every phase, so that nothing is compiled later."""
+    """Contenders of a case, each run once in every phase, so that nothing is compiled during the race."""
     import torch
 
     from ridgeline.bench.contenders import contenders
@@ -107,11 +107,11 @@ def prepared(name: str, trial: Any, of: Any, device: Any) -> Any:
 
 
 CHOSEN = "*.best_config"
-"""Files in which PyTorch's compiler notes the configuration of a kernel that was fastest."""
+"""Files with the choices of Inductor's autotuning."""
 
 
 def forget_choices(cache: Path) -> int:
-    """Takes away what was chosen on a device that others used; what was compiled stays. How many choices that were."""
+    """Delete autotuning choices made on a shared device, but not the compiled code; returns their number."""
     found = list(cache.rglob(CHOSEN))
     for path in found:
         path.unlink()
@@ -119,7 +119,7 @@ def forget_choices(cache: Path) -> int:
 
 
 def case_of(entry: Entry, trial: Any, real: int) -> Any:
-    """A function's own race, or the shape of a model that a seed draws."""
+    """A function's own race, or a model shape drawn from a seed."""
     if not real:
         return trial.races[entry.index]
     from lab.race import model_rows as real_rows
@@ -192,7 +192,7 @@ class Field:
         return [(entry, run) for entry, run in self.running if not self.ready(entry) and run.poll() is None]
 
     def fill(self) -> bool:
-        """Starts what may start; False once nothing is left to compile."""
+        """Start what may start; False once nothing is left to compile."""
         while self.waiting and len(self.compiling()) < self.jobs:
             entry = self.waiting.pop(0)
             with (self.out / f"{entry.label}.log").open("w") as log:
@@ -201,7 +201,7 @@ class Field:
         return bool(self.waiting or self.compiling())
 
     def start(self) -> None:
-        """Who still compiles would disturb the others, and goes."""
+        """Start the race, and kill processes that still compile."""
         for entry, run in self.compiling():
             run.kill()
             told(self.out, entry.label, failed="all", error="not compiled in time")
@@ -217,7 +217,7 @@ class Field:
 
 
 def warmed(field: Field, listed: list[Entry], until_s: float) -> None:
-    """Compiles until all is compiled or the time is over."""
+    """Compile until all is compiled or the time is over."""
     while field.fill() and time.time() < until_s:
         time.sleep(0.2)
     for _, run in field.compiling():
@@ -228,7 +228,7 @@ def warmed(field: Field, listed: list[Entry], until_s: float) -> None:
 
 
 def table(found: dict[str, Any], copy: float) -> Iterator[str]:
-    """The rows of a recording for a note, in Markdown, and how functions stand."""
+    """The rows of a recording as Markdown for a note, and a summary by function."""
     from ridgeline.bench.race import Row, paired, standings
 
     rows = [Row(**row) for row in found["race"]]

@@ -1,7 +1,5 @@
-"""The command of races on shapes drawn from a seed: what `lab/race/drawn_rows.py` and `lab/race/drawn_families.py`
-are asked alike.
-
-A room is such a script: it draws, compiles, warms, measures and tells.
+"""The common command line of races on shapes drawn from a seed: `lab/race/drawn_rows.py` and
+`lab/race/drawn_families.py`. Each of these scripts draws shapes, compiles, warms up, measures and prints a table.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def _arguments(room: Any, names: tuple[str, ...], num: int, budget_s: float) -> 
 
 
 def _warm_all(script: str, arguments: list[str], jobs: int) -> None:
-    """As many processes as asked for, each with its part of the shapes."""
+    """Start as many processes as asked for, each with its part of the shapes."""
     runs = [subprocess.Popen([sys.executable, script, "--warm", *arguments, "--part", str(i), "--jobs", str(jobs)])
             for i in range(jobs)]  # fmt: skip
     for run in runs:

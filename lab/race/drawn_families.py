@@ -1,4 +1,4 @@
-"""Every family besides norms of rows on shapes that nobody chose: drawn from a seed, beside eager and Liger.
+"""Races of all families except row norms on shapes drawn from a seed, beside eager and Liger.
 
     python -m lab.race.drawn_families --pack kernels --jobs 12               (compiles ours, without a device)
     python -m lab.race.drawn_families --warm --path LIGER --jobs 8           (compiles Liger's, beside others)
@@ -31,11 +31,11 @@ BEGAN = time.perf_counter()
 FILE = "race_families.json.gz"
 LARGE_BYTES = 64 << 20
 SMALL_BYTES = 4 << 20
-"""Cases that move less are called again and again as well, launch included."""
+"""Cases that move fewer bytes are also timed in a loop, launch included."""
 MOST_CHECKED = 6 << 20
-"""Elements at most that are compared with float64."""
+"""The most elements that are compared with float64."""
 BARE = ("copy", "read")
-"""Who moves bytes and computes nothing: a measure, no contender."""
+"""Contenders that only move bytes: a reference."""
 WIDTHS = (384, 768, 1024, 1536, 1600, 2048, 2304, 2560, 2816, 3072, 3584, 4096, 4608, 4864, 5120, 5504, 5632, 6144,
           7168, 8192, 8960, 9728, 10240, 11008, 12288, 13696, 14336, 16384, 17920, 18944, 22016, 28672)  # fmt: skip
 VOCABULARIES = (1000, 21841, 30522, 32001, 32128, 49152, 50257, 50272, 50280, 51200, 64000, 65024, 92544, 100352,
@@ -46,7 +46,7 @@ HEADS = ((8, 8), (8, 2), (12, 12), (14, 2), (16, 16), (16, 8), (20, 20), (24, 8)
          (48, 8), (64, 8), (16, 1))  # fmt: skip
 NARROW = ("float8_e4m3fn", "float8_e4m3fn", "int8", "float8_e5m2")
 NAMED: dict[str, tuple[int, ...]] = {}
-"""Lists of parameters' sizes that were drawn, by the name under which a case asks for them."""
+"""Drawn lists of parameter sizes, by name."""
 
 Rng = random.Random
 Draw = Callable[[Rng], Any]
@@ -57,7 +57,7 @@ def log_uniform(rng: Rng, low: float, high: float) -> float:
 
 
 def width(rng: Rng, known: tuple[int, ...], low: int, high: int) -> int:
-    """A third as public models have them; of the others half multiples of eight, a quarter even, a quarter odd."""
+    """A third are widths of public models; of the others half are multiples of eight, a quarter even, a quarter odd."""
     if rng.random() < 0.34:
         return rng.choice(known)
     drawn, kind = round(log_uniform(rng, low, high)), rng.random()
@@ -67,7 +67,7 @@ def width(rng: Rng, known: tuple[int, ...], low: int, high: int) -> int:
 
 
 def moved(rng: Rng) -> float:
-    """Bytes that a case moves: six of ten over 64 MB, to 600; the others from 32 KB on."""
+    """Bytes that a case moves: six of ten above 64 MB, up to 600; the others from 32 KB on."""
     return log_uniform(rng, 64 << 20, 600 << 20) if rng.random() < 0.6 else log_uniform(rng, 32 << 10, 64 << 20)
 
 
@@ -80,7 +80,7 @@ def item(dtype: str) -> int:
 
 
 def rows_of(tensors: float, known: tuple[int, ...] = WIDTHS, low: int = 256, high: int = 32768, **more: Any) -> Draw:
-    """Draws rows by columns of which so many tensors are moved; ``more`` has further sizes, drawn or given."""
+    """Draw rows by columns for so many tensors; ``more`` has further sizes, drawn or given."""
     from ridgeline.kernels.contract import case
 
     def drawn(rng: Rng) -> Any:
@@ -92,7 +92,7 @@ def rows_of(tensors: float, known: tuple[int, ...] = WIDTHS, low: int = 256, hig
 
 
 def narrowed(rng: Rng) -> Any:
-    """Quantization: a scale a tensor, a row or a block, which divides columns."""
+    """Quantization with a scale per tensor, row or block."""
     from ridgeline.kernels.contract import case
 
     of = rows_of(1.5)(rng)
@@ -133,7 +133,7 @@ def heads_of(dims: tuple[int, ...]) -> Draw:
 
 
 def parameters(rng: Rng, total: float) -> str:
-    """The name of a list of tensors with about so many numbers in all: matrices, vectors, odd ones."""
+    """The name of a list of tensors with about so many elements in all: matrices, vectors, odd ones."""
     sizes: list[int] = []
     num = round(log_uniform(rng, 3, 300))
     while len(sizes) < num and sum(sizes) < total:
@@ -175,7 +175,7 @@ def clipped(rng: Rng) -> Any:
 
 
 def bags(kind: str) -> Draw:
-    """Tables, bags and pooling: ``many`` tables, ``one`` with its gradient, or many with the ``update`` in them."""
+    """Embedding bags: ``many`` tables, ``one`` with its gradient, or many with the ``update`` fused."""
     from ridgeline.kernels.contract import case
 
     def drawn(rng: Rng) -> Any:
@@ -240,7 +240,7 @@ def sequences(rng: Rng) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How cases of a function are drawn, and what is asked of it: by phase, of the copy or times the best rival."""
+    """How cases of a function are drawn, and its target: by phase, relative to the copy or to the best rival."""
 
     draw: Callable[[], Draw]
     of_copy: tuple[tuple[str, float], ...] = ()
@@ -279,7 +279,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def shapes(name: str, seed: int, num: int) -> list[Any]:
-    """Cases of a function: the same for the same seed, other ones for another."""
+    """Cases of a function, determined by the seed."""
     rng, draw = random.Random(f"{name} {seed}"), FAMILIES[name].draw()
     found: dict[Any, None] = {}
     while len(found) < num:
@@ -288,7 +288,7 @@ def shapes(name: str, seed: int, num: int) -> list[Any]:
 
 
 def fewer(of: Any) -> Any:
-    """A case of the same kind that is small enough to be compared with float64."""
+    """A smaller case of the same kind, for the comparison with float64."""
     from ridgeline.kernels.contract import case
 
     sizes = dict(of.sizes)
@@ -319,12 +319,12 @@ def fewer(of: Any) -> Any:
 
 
 def wanted_variants(seed: int, num: int, names: tuple[str, ...]) -> list[Any]:
-    """What a pack must hold for these cases, and for what is compared of them."""
+    """Kernels that a pack must hold for these cases and their comparisons."""
     return variants_for({name: shapes(name, seed, num) for name in names})
 
 
 def variants_for(drawn: dict[str, list[Any]]) -> list[Any]:
-    """Kernels of cases that were drawn, and of the smaller ones that are compared."""
+    """Kernels of drawn cases, and of the smaller ones that are compared."""
     import ridgeline.kernels  # noqa: F401
     from ridgeline.kernels.variants import variants_of
 
@@ -335,14 +335,14 @@ def variants_for(drawn: dict[str, list[Any]]) -> list[Any]:
 
 
 def wrong(name: str, of: Any, device: Any) -> list[str]:
-    """What is wrong with results and gradients beside float64, and beside a second call."""
+    """Errors of results and gradients against float64, and against a second call."""
     from ridgeline.bench.check import check_case
 
     return [f"{found.what}: {found.note}" for found in check_case(name, fewer(of), device, 1) if not found.ok]
 
 
 def fused(backend: str) -> Callable[..., Any]:
-    """PyTorch's attention by one of its kernels."""
+    """PyTorch's attention by one of its backends."""
     import torch.nn.functional as functional
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -356,7 +356,7 @@ def fused(backend: str) -> Callable[..., Any]:
 
 
 def each_alone(lengths: tuple[int, ...]) -> Callable[..., Any]:
-    """Sequences of these lengths one after the other by the kernel that PyTorch takes."""
+    """Sequences of these lengths one after the other, by PyTorch's default backend."""
     import torch
     import torch.nn.functional as functional
 
@@ -370,7 +370,7 @@ def each_alone(lengths: tuple[int, ...]) -> Callable[..., Any]:
 
 
 def side_by_side(q: Any, k: Any, v: Any, q_starts: Any, k_starts: Any, longest_q: int, longest_k: int, *_: Any) -> Any:
-    """Sequences as one nested tensor, which PyTorch has a kernel for."""
+    """Sequences as one nested tensor."""
     import torch
     import torch.nn.functional as functional
 
@@ -385,7 +385,7 @@ def side_by_side(q: Any, k: Any, v: Any, q_starts: Any, k_starts: Any, longest_q
 
 
 def entrants(name: str, trial: Any, phase: str, of: Any) -> dict[str, Callable[..., Any]]:
-    """Who takes part in a phase, ours first."""
+    """The contenders of a phase, ours first."""
     from ridgeline.bench.contenders import GRADIENT_IN_FORWARD, contenders
 
     found = contenders(name, trial, compiled=False, liger=True)
@@ -397,7 +397,7 @@ def entrants(name: str, trial: Any, phase: str, of: Any) -> dict[str, Callable[.
 
 
 def able(runs: dict[str, Callable[[], Callable[[], Any]]]) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
-    """Those that run, and what the others said."""
+    """The contenders that run, and the errors of the others."""
     import torch
 
     found, errors = {}, {}
@@ -407,13 +407,13 @@ def able(runs: dict[str, Callable[[], Callable[[], Any]]]) -> tuple[dict[str, Ca
             run()
             torch.cuda.synchronize()
             found[who] = run
-        except Exception as error:  # a contender that cannot run the case loses it, and is named
+        except Exception as error:  # a contender that cannot run the case is listed with its error
             errors[who] = f"{type(error).__name__}: {str(error)[:160]}"
     return found, errors
 
 
 def bare(name: str, phase: str, num_bytes: int, device: Any) -> dict[str, Callable[[], Any]]:
-    """What moves as many bytes and computes nothing."""
+    """Calls that move as many bytes and compute nothing."""
     import torch
 
     if name == "cross_entropy" and phase == "fwd":
@@ -427,9 +427,9 @@ def bare(name: str, phase: str, num_bytes: int, device: Any) -> dict[str, Callab
 
 
 def timed(name: str, of: Any, course: Any, called: bool = True) -> Iterator[dict[str, Any]]:
-    """Rows of every phase of a case: ours, its rivals and what moves as many bytes, in turns.
+    """Rows of every phase of a case: ours, its rivals and the bare copies, in turns.
 
-    ``called``: small ones are called again and again as well, launch included.
+    ``called``: small cases are also timed in a loop, launch included.
     """
     import torch
 
@@ -474,7 +474,7 @@ def warm(seed: int, num: int, names: tuple[str, ...], part: int, parts: int) -> 
 
 
 def warm_cases(cases: list[tuple[str, Any]], part: int, parts: int) -> None:
-    """Runs Liger once on a smaller form of every part-th case, so that Triton's cache has its kernels."""
+    """Run Liger once on a smaller form of every part-th case, to fill Triton's cache."""
     import torch
 
     import ridgeline.kernels  # noqa: F401
@@ -506,18 +506,18 @@ def by_case(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, float
 
 
 def best_of(took: dict[str, float]) -> float:
-    """The best rival's time over ours; nan where nobody else ran."""
+    """The best rival's time over ours; NaN if there is none."""
     rivals = [s for who, s in took.items() if who not in ("ridgeline", *BARE)]
     return min(rivals) / took["ridgeline"] if rivals else math.nan
 
 
 def bare_of(took: dict[str, float]) -> float:
-    """What moves as many bytes over ours; nan where nothing was timed."""
+    """The bare copy's time over ours; NaN if it was not timed."""
     return next((took[who] / took["ridgeline"] for who in BARE if who in took), math.nan)
 
 
 def shares(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """By function and phase: how many cases reach what is asked of the copy, and how the best rival stands."""
+    """By function and phase: how many cases reach the target, and the best rival's ratio."""
     together = by_case(found["rows"])
     for name, phase in dict.fromkeys(key[:2] for key in together):
         cases = {key: took for key, took in together.items() if key[:2] == (name, phase)}
@@ -537,7 +537,7 @@ def shares(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def table(found: dict[str, Any]) -> Iterator[str]:
-    """The summary and every case for a note, in Markdown."""
+    """The summary and every case as Markdown for a note."""
     copy = found["copy_bytes_per_s"]
     yield f"Copy of 1 GiB in the same run: {copy / 1e12:.2f} TB/s. Seed {found['seed']}."
     yield ""
@@ -569,7 +569,7 @@ def told(row: dict[str, Any], copy: float) -> str:
 
 
 def direct_calls() -> bool:
-    """Whether calls that come again are made without Python; built first where they are not."""
+    """Whether repeated calls bypass Python (the call cache); builds it first if needed."""
     from contextlib import suppress
 
     from ridgeline.errors import KernelError

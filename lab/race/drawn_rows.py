@@ -1,4 +1,4 @@
-"""Row kernels on shapes that nobody chose: drawn from a seed, beside eager, Liger and a copy of as many bytes.
+"""Races of row kernels on shapes drawn from a seed, beside eager, Liger and a copy of as many bytes.
 
     python -m lab.race.drawn_rows --pack kernels --jobs 12                 (compiles ours, without a device)
     python -m lab.race.drawn_rows --warm --path LIGER --jobs 8             (compiles Liger's, beside others)
@@ -36,9 +36,9 @@ LARGE_BYTES = 64 << 20
 ASKED = {"fwd": 0.90, "bwd": 0.85}
 MOST_ROWS = 65536
 MOST_CHECKED = 24 << 20
-"""Elements at most that are compared with float64."""
+"""The most elements that are compared with float64."""
 SMALL_BYTES = 4 << 20
-"""Shapes that move less are called again and again as well, launch included."""
+"""Shapes that move fewer bytes are also timed in a loop, launch included."""
 WIDTHS = (384, 768, 896, 1152, 1280, 1536, 1600, 1920, 2304, 2560, 2880, 3072, 3200, 3584, 4544, 4608, 5120, 5376, 6144,
           6656, 7168, 8192, 9216, 11008, 12288, 14336, 16384)  # fmt: skip
 VOCABULARIES = (1000, 21841, 30522, 32001, 32128, 49152, 50257, 50272, 50280, 51200, 64000, 65024, 92544, 100352,
@@ -46,7 +46,7 @@ VOCABULARIES = (1000, 21841, 30522, 32001, 32128, 49152, 50257, 50272, 50280, 51
 
 
 def columns(name: str, rng: random.Random) -> int:
-    """A third are those of public models, the others between 256 and 20k (softmax: 128 and 256k)."""
+    """A third are columns of public models, the others between 256 and 20k (softmax: 128 and 256k)."""
     if rng.random() < 0.34:
         return rng.choice(VOCABULARIES if name == "softmax" else WIDTHS)
     low, high = (128, 262144) if name == "softmax" else (256, 20480)
@@ -58,7 +58,7 @@ def columns(name: str, rng: random.Random) -> int:
 
 
 def shapes(name: str, seed: int, num: int) -> list[Any]:
-    """Cases of a function: the same for the same seed, other ones for another."""
+    """Cases of a function, determined by the seed."""
     from ridgeline.kernels.contract import case
 
     rng = random.Random(f"{name} {seed}")
@@ -74,14 +74,14 @@ def shapes(name: str, seed: int, num: int) -> list[Any]:
 
 
 def fewer(of: Any, most: int) -> Any:
-    """The same columns in fewer rows, of which there stay enough for several turns of every program."""
+    """The same columns in fewer rows, still enough for several tiles per CTA."""
     from ridgeline.kernels.contract import case
 
     return case(of.dtype, rows=min(of["rows"], max(most // of["cols"], 1)), cols=of["cols"])
 
 
 def wanted_variants(seed: int, num: int, names: tuple[str, ...] = NAMES) -> list[Any]:
-    """What a pack must hold for these shapes, and for what is compared of them."""
+    """Kernels that a pack must hold for these shapes and their comparisons."""
     from ridgeline.kernels.variants import variants_of
 
     found: list[Any] = []
@@ -92,7 +92,7 @@ def wanted_variants(seed: int, num: int, names: tuple[str, ...] = NAMES) -> list
 
 
 def wrong(name: str, of: Any, device: Any) -> list[str]:
-    """What is wrong with results and gradients beside float64, and beside a second call."""
+    """Errors of results and gradients against float64, and against a second call."""
     from ridgeline.bench.check import check_case
 
     return [f"{found.what}: {found.note}" for found in check_case(name, of, device, 1) if not found.ok]
@@ -118,7 +118,7 @@ def timed(name: str, of: Any, phase: str, course: Any) -> list[dict[str, Any]]:
             runs[who] = runner(caller, args, phase, trial.constants)
             runs[who]()
             torch.cuda.synchronize()
-        except Exception as error:  # a contender that cannot run the shape loses it, and is named
+        except Exception as error:  # a contender that cannot run the shape is listed with its error
             runs.pop(who, None)
             rows.append(base | {"contender": who, "s": None, "error": f"{type(error).__name__}: {str(error)[:160]}"})
     if phase == "call":
@@ -133,7 +133,7 @@ def timed(name: str, of: Any, phase: str, course: Any) -> list[dict[str, Any]]:
 
 
 def warm(seed: int, num: int, names: tuple[str, ...], part: int, parts: int) -> None:
-    """Runs Liger once on a few rows of every part-th shape, so that Triton's cache has its kernels."""
+    """Run Liger once on a few rows of every part-th shape, to fill Triton's cache."""
     import torch
 
     import ridgeline.kernels  # noqa: F401
@@ -165,7 +165,7 @@ def by_shape(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, floa
 
 
 def shares(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """By function and phase: how many shapes over 64 MB reach the figure, and how the best contender stands."""
+    """By function and phase: how many shapes over 64 MB reach the target, and the best contender's ratio."""
     together = by_shape(found["rows"])
     for name in NAMES:
         for phase in ("fwd", "bwd", "call"):
@@ -188,7 +188,7 @@ def shares(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def table(found: dict[str, Any]) -> Iterator[str]:
-    """The summary and every shape for a note, in Markdown."""
+    """The summary and every shape as Markdown for a note."""
     copy = found["copy_bytes_per_s"]
     yield f"Copy of 1 GiB in the same run: {copy / 1e12:.2f} TB/s. Seed {found['seed']}."
     yield ""

@@ -1,10 +1,9 @@
-"""Shapes as published models have them, drawn from a seed: what `lab/race/drawn_rows.py --real` compiles, times and
-tells.
+"""Shapes of published models, drawn from a seed, for `lab/race/drawn_rows.py --real`.
 
-Columns are hidden sizes, gating widths and vocabularies of public models, rows what batches of sequences give: powers
-of two times lengths, packed batches of any number of tokens, the few tokens of a decoding step. AdamW has the tensors
-of whole layers. Nothing is chosen by what is fast: a seed draws model, type and tokens, and what moves more than a
-gigabyte and a half is drawn again. Cases are compared and timed as those of `lab/race/drawn_families.py`.
+Columns are hidden sizes, gating widths and vocabularies of public models; rows are batches of sequences: powers of two
+times lengths, packed batches of any number of tokens, the few tokens of a decoding step. AdamW gets the tensors of
+whole layers. A seed draws model, dtype and tokens; cases that move more than 1.5 GB are drawn again. Cases are compared
+and timed as in `lab/race/drawn_families.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from lab.race import drawn_families as families
 BEGAN = families.BEGAN
 FILE = "race_real.json.gz"
 MOST_BYTES = 1.5e9
-"""Moved at most by a forward pass: a draw of sixteen shapes a function fits a minute so."""
+"""The most bytes of a forward pass, so that sixteen shapes per function fit into a minute."""
 HIDDEN = (768, 896, 1024, 1152, 1280, 1536, 1600, 1920, 2048, 2304, 2560, 2688, 2816, 2880, 3072, 3200, 3584, 3840,
           4096, 4544, 4608, 5120, 5376, 6144, 6656, 7168, 8192, 9216, 10240, 12288, 14336, 16384, 18432)  # fmt: skip
 GATED = (1408, 2048, 3072, 4864, 5504, 5632, 6144, 6912, 7680, 8192, 8960, 9216, 9728, 10240, 11008, 12288, 13696,
@@ -39,13 +38,13 @@ VOCABULARIES = (21128, 28996, 30522, 32000, 32001, 32064, 32128, 49152, 49408, 5
 LENGTHS = (128, 197, 256, 257, 512, 577, 1024, 1500, 2048, 4096, 8192, 16384, 32768)
 LAYERS = ((768, 3072), (1024, 4096), (1024, 2816), (1536, 8960), (2048, 5632), (2048, 8192), (2560, 9728), (3072, 8192),
           (3584, 18944), (4096, 11008), (4096, 14336), (5120, 13824))  # fmt: skip
-"""Hidden size and width of the gated layer of models whose parameters AdamW steps."""
+"""Hidden size and gated width of the models whose parameters AdamW updates."""
 
 Rng = random.Random
 
 
 def tokens(rng: Rng) -> int:
-    """Rows of a call: whole batches, packed ones that end anywhere, a prompt, the sequences of a decoding step."""
+    """Rows of a call: whole batches, packed ones of any size, a prompt, the sequences of a decoding step."""
     kind = rng.random()
     if kind < 0.5:
         return rng.choice((1, 2, 4, 8, 16, 32)) * rng.choice(LENGTHS)
@@ -59,7 +58,7 @@ def kind_of(rng: Rng) -> str:
 
 
 def rows_of(tensors: float, known: tuple[int, ...]) -> Callable[[Rng], Any]:
-    """Draws rows by columns of which so many tensors are moved, until they are not too large."""
+    """Draw rows by columns for so many tensors, until they are small enough."""
     from ridgeline.kernels.contract import case
 
     def drawn(rng: Rng) -> Any:
@@ -72,7 +71,7 @@ def rows_of(tensors: float, known: tuple[int, ...]) -> Callable[[Rng], Any]:
 
 
 def narrowed(rng: Rng) -> Any:
-    """What is quantized: activations before a product, a scale a token or a block of 128 columns."""
+    """Quantized activations before a GEMM, a scale per token or per block of 128 columns."""
     from ridgeline.kernels.contract import case
 
     of = rows_of(1.5, HIDDEN + GATED)(rng)
@@ -91,7 +90,7 @@ def narrowed_norm(rng: Rng) -> Any:
 
 
 def optimized(rng: Rng) -> Any:
-    """The tensors of so many layers of a model, with an embedding or without: shards have fewer."""
+    """The tensors of so many layers of a model, with or without an embedding."""
     from ridgeline.kernels.contract import case
 
     while True:
@@ -129,7 +128,7 @@ NAMES = tuple(FAMILIES)
 
 
 def shapes(name: str, seed: int, num: int) -> list[Any]:
-    """Cases of a function: the same for the same seed, other ones for another."""
+    """Cases of a function, determined by the seed."""
     rng, draw = random.Random(f"real {name} {seed}"), FAMILIES[name].draw()
     found: dict[Any, None] = {}
     while len(found) < num:
@@ -138,7 +137,7 @@ def shapes(name: str, seed: int, num: int) -> list[Any]:
 
 
 def wanted_variants(seed: int, num: int, names: tuple[str, ...] = NAMES) -> list[Any]:
-    """What a pack must hold for these cases, and for what is compared of them."""
+    """Kernels that a pack must hold for these cases and their comparisons."""
     return families.variants_for({name: shapes(name, seed, num) for name in names})
 
 
@@ -147,7 +146,7 @@ def warm(seed: int, num: int, names: tuple[str, ...], part: int, parts: int) -> 
 
 
 def standing(name: str, phase: str, found: dict[str, Any]) -> dict[str, Any] | None:
-    """One function in one phase: who reaches the figure of those over 64 MB, and how the best rival stands."""
+    """One function in one phase: how many cases over 64 MB reach the target, and the best rival's ratio."""
     cases = {key: took for key, took in families.by_case(found["rows"]).items() if key[:2] == (name, phase)}
     if not cases:
         return None
@@ -165,7 +164,7 @@ def standing(name: str, phase: str, found: dict[str, Any]) -> dict[str, Any] | N
 
 
 def bare_over(bare: float) -> float:
-    """How much faster than ours what moves as many bytes is: where it has not the figure itself, nobody has."""
+    """The bare copy's time over ours; if the copy itself misses the target, no kernel can reach it."""
     return 1.0 / bare if bare and not math.isnan(bare) else 1.0
 
 
@@ -182,7 +181,7 @@ def mean(ratios: list[float]) -> float:
 
 
 def summary(found: dict[str, Any]) -> Iterator[str]:
-    """By function and phase, and all together; in Markdown."""
+    """A summary by function and phase, and in total, as Markdown."""
     rows = list(standings(found))
     yield (
         "| function | phase | cases | over 64 MB | a bare copy reaches the figure | ours does | ours of bytes as many"
@@ -206,7 +205,7 @@ def summary(found: dict[str, Any]) -> Iterator[str]:
 
 
 def table(found: dict[str, Any]) -> Iterator[str]:
-    """The summary and every case for a note, in Markdown."""
+    """The summary and every case as Markdown for a note."""
     copy = found["copy_bytes_per_s"]
     yield f"Copy of 1 GiB in the same run: {copy / 1e12:.2f} TB/s. Seed {found['seed']}."
     yield ""
@@ -249,7 +248,7 @@ def measure(asked: argparse.Namespace, names: tuple[str, ...]) -> None:
 
 
 def one(name: str, of: Any, found: dict[str, Any], course: Any) -> None:
-    """A case compared and timed; what failed is noted."""
+    """Compare and time a case; errors are recorded."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""Situations that no table of shapes covers, each a function that returns "ok" or says what went wrong."""
+"""Cases that no table of shapes covers: each function returns "ok" or what went wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _close(found: torch.Tensor, meant: torch.Tensor, tolerance: float = 2e-2) ->
 
 
 def _no_worse(found: torch.Tensor, theirs: torch.Tensor, right: torch.Tensor) -> str:
-    """At most twice as far from a wider result as PyTorch is."""
+    """At most twice as far from a float64 result as PyTorch."""
     ours, allowed = (float((x.detach().float() - right).norm() / right.norm()) for x in (found, theirs))
     return "ok" if ours < 2 * allowed else f"WRONG: relative error {ours:.3g}, PyTorch's {allowed:.3g}"
 
@@ -47,7 +47,7 @@ def graph_replay() -> str:
 
 
 def graph_of_repeats() -> str:
-    """A training step whose calls are already repeated without Python, captured and replayed on other data."""
+    """A training step with cached calls, captured and replayed on other data."""
     x, w, r = _drawn(256, 4096), _drawn(4096), _drawn(256, 4096)
     x, w = x.requires_grad_(), w.requires_grad_()
 
@@ -80,7 +80,7 @@ def graph_of_repeats() -> str:
 
 
 def repeats_on_streams() -> str:
-    """The same plan from four threads on four streams at once: everybody gets his own numbers."""
+    """The same plan from four threads on four streams at once gives each its own results."""
     found: list[str] = []
     w = _drawn(4096).requires_grad_()
 
@@ -105,12 +105,12 @@ def repeats_on_streams() -> str:
 
 
 def long_rows_on_streams() -> str:
-    """Rows that several programs hold, from two streams at once: nobody waits for the other's programs for ever."""
+    """Rows shared by several CTAs, from two streams at once: no deadlock."""
     return _softmax_on_two(_drawn(300, 100_000), _drawn(200, 262_144), 10)
 
 
 def few_long_rows_on_streams() -> str:
-    """Two kernels whose programs wait for each other, each of which would fill the device, from two streams at once."""
+    """Two kernels with CTAs that wait for each other, each of which would fill the device, from two streams at once."""
     return _softmax_on_two(_drawn(24, 262_144), _drawn(24, 262_144, dtype=torch.float16), 20)
 
 
@@ -128,7 +128,7 @@ def _softmax_on_two(x: torch.Tensor, y: torch.Tensor, times: int) -> str:
 
 
 def long_rows_in_a_graph() -> str:
-    """Programs that share rows, of softmax, a norm's gradients and GroupNorm, captured and replayed on other data."""
+    """CTAs that share rows, in softmax, a norm's gradients and GroupNorm, captured and replayed on other data."""
     x, r = _drawn(40, 65536).requires_grad_(), _drawn(40, 65536)
     w = _drawn(65536).requires_grad_()
     image, scale = _drawn(4, 160, 128, 128), _drawn(160)
@@ -162,7 +162,7 @@ def long_rows_in_a_graph() -> str:
 
 
 def side_stream() -> str:
-    """Ordered with what else runs on the stream, whichever is current."""
+    """Ordered with other work on the current stream."""
     stream = torch.cuda.Stream()
     x, w = _drawn(4096, 4096), _drawn(4096)
     torch.cuda.synchronize()
@@ -175,7 +175,7 @@ def side_stream() -> str:
 
 
 def other_thread() -> str:
-    """A thread that never touched CUDA has no current context."""
+    """A thread that never used CUDA has no current context."""
     x, w = _drawn(64, 4096), _drawn(4096)
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(rk.rms_norm(x, w, 1e-6)))
@@ -186,7 +186,7 @@ def other_thread() -> str:
 
 
 def compiled_whole() -> str:
-    """One graph, no breaks, forward and backward, and the same numbers."""
+    """One graph without breaks, forward and backward, with the same results."""
 
     def block(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
         y, h = rk.add_rms_norm(x, r, w, 1e-6)
@@ -201,7 +201,7 @@ def compiled_whole() -> str:
 
 
 def opchecked() -> str:
-    """torch.library's own examination on CUDA tensors."""
+    """torch.library.opcheck on CUDA tensors."""
     x, w = _drawn(8, 64, dtype=torch.float32).requires_grad_(), _drawn(64, dtype=torch.float32).requires_grad_()
     target = torch.randint(0, 64, (8,), device="cuda")
     torch.library.opcheck(torch.ops.ridgeline_kernels.rms_norm.default, (x, w, 1e-6, 0.0))
@@ -234,7 +234,7 @@ def strange_numbers() -> str:
             args = trial.make(case("float32", rows=6, cols=cols), torch.device("cuda"), torch.Generator("cuda"))
             x = args[0]
             x[0, 3], x[1, cols - 1], x[2, 5], x[3, :] = float("nan"), float("inf"), float("-inf"), float("-inf")
-            if name == "softmax":  # a row that a mask fills is shared alike
+            if name == "softmax":  # a fully masked row is uniform
                 x[4, :] = torch.finfo(torch.float32).min
             ours, theirs = trial.call(*args), trial.eager(*args)
             same = torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.isinf(), theirs.isinf())
@@ -245,7 +245,7 @@ def strange_numbers() -> str:
 
 
 def strange_words() -> str:
-    """NaN, infinities and lowest numbers in 16-bit rows that are held two numbers a word."""
+    """NaN, infinities and lowest numbers in packed 16-bit rows."""
     wrong = []
     for dtype, shape in ((torch.bfloat16, (300, 24000)), (torch.float16, (300, 50257)), (torch.bfloat16, (2, 131072))):
         x = _drawn(*shape, dtype=dtype)
@@ -271,7 +271,7 @@ def strange_words() -> str:
 
 
 def outliers_first() -> str:
-    """Groups whose first numbers are far from all others: sums of squares are taken relative to those."""
+    """Groups whose first numbers are outliers: sums of squares are shifted by those."""
     x, w = _drawn(90, 128, 28, 28), _drawn(128)
     x.view(90, 16, -1)[:, :, :32] += 3000.0
     ours, theirs = rk.group_norm(x, 16, w, w), F.group_norm(x, 16, w, w)
@@ -279,7 +279,7 @@ def outliers_first() -> str:
 
 
 def empty() -> str:
-    """No rows: nothing to launch, gradients of the weights are zero."""
+    """No rows: nothing is launched, gradients of the weights are zero."""
     x, w = _drawn(0, 512).requires_grad_(), _drawn(512).requires_grad_()
     y = rk.rms_norm(x, w, 1e-6)
     y.sum().backward()
@@ -289,7 +289,7 @@ def empty() -> str:
 
 
 def over_two_billion() -> str:
-    """More than 2³¹ elements: the last rows are right."""
+    """More than 2³¹ elements: the last rows are correct."""
     rows, cols = (2**31 // 4096) + 16, 4096
     base = _drawn(1024, cols)
     x = base.repeat((rows + 1023) // 1024, 1)[:rows].contiguous()
@@ -373,7 +373,7 @@ SIZES = (70_001, 16, 1, 4096, 30_000)
 
 
 def optimizer_steps() -> str:
-    """Six steps with gradients that lie elsewhere every time, some missing, against PyTorch's own."""
+    """Six steps with gradients at changing addresses, some missing, against PyTorch's own."""
     ours, theirs = _params(SIZES), _params(SIZES)
     a, b = rk.AdamW(ours, 1e-2, max_norm=1.0), torch.optim.AdamW(theirs, 1e-2, fused=True)
     kept = []
@@ -390,12 +390,12 @@ def optimizer_steps() -> str:
 
 
 def optimizer_graph() -> str:
-    """A captured step counts on when it is replayed, and follows a learning rate that is a tensor."""
+    """A captured step keeps counting when replayed, and follows a learning rate that is a tensor."""
     ours, theirs = _params(SIZES), _params(SIZES)
     lr = torch.tensor(1e-2, device="cuda")
     a, b = rk.AdamW(ours, lr, max_norm=1.0), torch.optim.AdamW(theirs, 1e-2, fused=True)
     _with_grads(ours, 0)
-    a.step()  # makes state and tables
+    a.step()  # creates state and pointer tables
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         a.step()
@@ -411,7 +411,7 @@ def optimizer_graph() -> str:
 
 
 def optimizer_state() -> str:
-    """State dicts go to PyTorch's optimizer and back, also from eight bits; eight bits stay near the exact path."""
+    """State dicts are interchangeable with PyTorch's optimizer; eight-bit states stay near the exact result."""
     ours, theirs = _params(SIZES), _params(SIZES)
     a, b = rk.AdamW(ours, 1e-2), torch.optim.AdamW(theirs, 1e-2, fused=True)
     for params, made in ((ours, a), (theirs, b)):
@@ -436,7 +436,7 @@ def optimizer_state() -> str:
 
 
 def optimizer_scaler() -> str:
-    """With a gradient scaler: an overflow skips the step, and does not count it."""
+    """With a gradient scaler an overflow skips the step without counting it."""
     ours, theirs = _params(SIZES), _params(SIZES)
     a, b = rk.AdamW(ours, 1e-2, max_norm=1.0), torch.optim.AdamW(theirs, 1e-2, fused=True)
     scaler = torch.amp.GradScaler("cuda", init_scale=256.0)
@@ -455,7 +455,7 @@ def optimizer_scaler() -> str:
 
 
 def clip_leaves_small_norms() -> str:
-    """Below the bound nothing is written; the norm is PyTorch's."""
+    """Below the bound nothing is written; the norm equals PyTorch's."""
     params = _params(SIZES)
     _with_grads(params, 3)
     before = [p.grad.clone() for p in params]
@@ -466,7 +466,7 @@ def clip_leaves_small_norms() -> str:
 
 
 def strange_indices() -> str:
-    """An index outside its table gives NaN in its own bag and nowhere else; empty bags are zeros."""
+    """An index out of range gives NaN in its own bag only; empty bags are zeros."""
     weight = _drawn(100, 64, dtype=torch.float32)
     indices = torch.tensor([1, 2, 1000, 3, -1], device="cuda")
     offsets = torch.tensor([0, 2, 2, 3, 4, 5], device="cuda")
@@ -498,7 +498,7 @@ def tables_train() -> str:
 
 
 def opchecked_lists() -> str:
-    """torch.library's own examination of the ops over lists and tables, on CUDA tensors."""
+    """torch.library.opcheck of the ops over lists and tables, on CUDA tensors."""
     ops = torch.ops.ridgeline_kernels
     lists = [[_drawn(40, dtype=torch.float32), _drawn(7, dtype=torch.float32)] for _ in range(4)]
     lists[3] = [v.abs() for v in lists[3]]
@@ -517,7 +517,7 @@ def opchecked_lists() -> str:
 
 
 def _caches(name: str, heads: int) -> tuple[Any, ...]:
-    """A decoding call whose cache holds no numbers where nothing was written: past each end, and in pages of nobody."""
+    """A decoding call whose cache is NaN where nothing was written: past each end, and in unused pages."""
     sizes = {"b": 4, "h": heads, "s": 700, "page": 64, "uneven": False}
     sizes |= {"d": 512, "e": 64} if name == "paged_latent_attention" else {"d": 128, "k": 8}
     args = list(trials()[name][1].make(case("bfloat16", **sizes), torch.device("cuda"), torch.Generator("cuda")))
@@ -534,7 +534,7 @@ def _caches(name: str, heads: int) -> tuple[Any, ...]:
 
 
 def unwritten_caches() -> str:
-    """Keys that were never written may hold anything, and a sequence without keys gets zeros."""
+    """Unwritten keys may hold anything, and a sequence without keys gets zeros."""
     said = []
     for name, heads in (("paged_attention", 32), ("paged_latent_attention", 128), ("paged_latent_attention", 8)):
         trial, args = trials()[name][1], _caches(name, heads)
@@ -548,7 +548,7 @@ def unwritten_caches() -> str:
 
 
 def attention_in_graphs() -> str:
-    """Kernels that start before the one ahead has ended, captured and replayed on other data."""
+    """Kernels with programmatic dependent launch, captured and replayed on other data."""
     said = []
     q, k, v = (_drawn(2, heads, 300, 64).requires_grad_() for heads in (8, 2, 2))
     cache = [_drawn(2, 8, 3000, 128) for _ in range(2)]
