@@ -1,4 +1,4 @@
-"""Recordings that reserve more than eager are recorded once more, into memory that grows."""
+"""Captures that reserve more memory than eager are repeated with expandable segments."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ class Device:
         self.reserved = 100
 
 
-def test_a_winner_that_reserves_more_than_eager_is_recorded_into_memory_that_grows(monkeypatch: Any) -> None:
+def test_a_winner_that_reserves_more_than_eager_is_captured_into_expandable_segments(monkeypatch: Any) -> None:
     device = Device(monkeypatch, 150)
     built = device.won_by()
     assert device.asked == [False, True] and built.candidate.grows and built.reserved_bytes == 140
-    assert any("ranges that grow" in note for note in device.search.notes)
+    assert any("expandable segments" in note for note in device.search.notes)
 
 
 @pytest.mark.parametrize(("eager_reserved", "mode"), [(170, "train"), (150, "infer")])
@@ -97,13 +97,13 @@ def test_what_fits_is_left_as_it_is(monkeypatch: Any, eager_reserved: int, mode:
     assert not device.won_by().candidate.grows and device.asked == [False]
 
 
-def test_an_allocator_that_cannot_grow_leaves_the_recording_as_it_was(monkeypatch: Any) -> None:
+def test_an_allocator_without_expandable_segments_leaves_the_capture_as_it_was(monkeypatch: Any) -> None:
     device = Device(monkeypatch, 150, able=False)
     built = device.won_by()
     assert device.asked == [False, True, False] and not built.candidate.grows and built.reserved_bytes == 160
 
 
-def test_what_was_compiled_is_recorded_again_and_not_compiled_again(monkeypatch: Any) -> None:
+def test_compiled_code_is_captured_again_and_not_compiled_again(monkeypatch: Any) -> None:
     device = Device(monkeypatch, 150)
     assert device.won_by(compiler="inductor").candidate.grows
     assert [base is not None for base in device.bases] == [False, True]
