@@ -25,10 +25,10 @@ def wait_for_last(DEPENDENT: tl.constexpr):
 
 
 @jit
-def row_start(row, stride, SHIFTED: tl.constexpr, VECTOR: tl.constexpr):
-    """Where a row starts; where rows start inside accesses, where the access begins in which it does."""
+def row_start(row, stride, UNALIGNED: tl.constexpr, VECTOR: tl.constexpr):
+    """Where a row starts; where rows are unaligned, where the access begins in which it does."""
     start = row.to(tl.int64) * stride
-    return start // VECTOR * VECTOR if SHIFTED else start
+    return start // VECTOR * VECTOR if UNALIGNED else start
 
 
 @jit
@@ -46,7 +46,7 @@ def load_part(
     end,
     I: tl.constexpr,
     CHUNKS: tl.constexpr,
-    SHIFTED: tl.constexpr,
+    UNALIGNED: tl.constexpr,
     VECTOR: tl.constexpr,
     OTHER: tl.constexpr = 0.0,
     POLICY: tl.constexpr = USUAL,
@@ -55,7 +55,7 @@ def load_part(
 
     An access holds an element of the row or is not made, so that nothing is read but the neighbors' elements.
     """
-    if SHIFTED:
+    if UNALIGNED:
         x = tl.load(at, mask=there & (position // VECTOR * VECTOR < end), other=OTHER, eviction_policy=POLICY)
         if I == 0 or I >= CHUNKS - 2:  # a row's length less than an access more or less decides where it ends
             x = tl.where((position >= lead) & (position < end), x, OTHER)
@@ -74,12 +74,12 @@ def store_part(
     end,
     I: tl.constexpr,
     CHUNKS: tl.constexpr,
-    SHIFTED: tl.constexpr,
+    UNALIGNED: tl.constexpr,
     VECTOR: tl.constexpr,
     POLICY: tl.constexpr = USUAL,
 ):
     """Positions lead to end of a row: whole accesses at once, what is left of the first and the last one by one."""
-    if SHIFTED:
+    if UNALIGNED:
         access = position // VECTOR * VECTOR
         if I == 0 or I >= CHUNKS - 2:  # a row's length less than an access more or less decides where it ends
             whole = (access >= lead) & (access + VECTOR <= end)
@@ -92,9 +92,9 @@ def store_part(
 
 
 @jit
-def column_part(at, position, lead, end, SHIFTED: tl.constexpr):
+def column_part(at, position, lead, end, UNALIGNED: tl.constexpr):
     """What a vector of columns has at positions lead to end of a row."""
-    inside = (position >= lead) & (position < end) if SHIFTED else position < end
+    inside = (position >= lead) & (position < end) if UNALIGNED else position < end
     return tl.load(at + position - lead, mask=inside, other=0.0)
 
 
@@ -147,7 +147,7 @@ def copy_shifted(
     EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Numbers of columns as rows need them that start inside accesses: a copy for every place where one can start, each
+    """Numbers of columns as unaligned rows need them: a copy for every place where one can start, each
     of which starts with an access. A few of them stay in the caches."""
     let_next_start(EARLY)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -175,7 +175,7 @@ def reduce_partials(
     cols,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
-    SHIFTED: tl.constexpr,  # columns are no multiple of four, but shares lie as if they were
+    UNALIGNED: tl.constexpr,  # columns are no multiple of four, but shares lie as if they were
     DEPENDENT: tl.constexpr,
 ):
     """out[c] = sum over p of partial[p, c], in a fixed order: the second half of a deterministic column sum.
@@ -185,7 +185,7 @@ def reduce_partials(
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     which = tl.program_id(1).to(tl.int64)
     part = tl.arange(0, PARTS)
-    pitch = share_pitch(cols) if SHIFTED else cols
+    pitch = share_pitch(cols) if UNALIGNED else cols
     start = partial_ptr + which * num_partials * pitch
     acc = tl.zeros([PARTS, BLOCK], tl.float32)
     wait_for_last(DEPENDENT)

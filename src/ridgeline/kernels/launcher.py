@@ -208,7 +208,7 @@ class Kernel:
     ``vectors`` names the integer arguments (row lengths, strides) that must be multiples of a vector for wide accesses,
     ``loose`` the pointers that may lie anywhere: a slice of labels starts where it starts. A ``dependent`` kernel may
     be started while the one before it in the stream still runs, and waits for its results itself. A variant with the
-    constant ``SHIFTED`` is told nothing of row lengths and strides: its rows start anywhere inside an access.
+    constant ``UNALIGNED`` is told nothing of row lengths and strides: its rows start anywhere inside an access.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class Kernel:
             for name, kind in types
             if vector > 1
             and name not in self.loose
-            and (kind.startswith("*") or (name in self.vectors and not constants.get("SHIFTED", False)))
+            and (kind.startswith("*") or (name in self.vectors and not constants.get("UNALIGNED", False)))
         )
         fixed = tuple(constants.items())
         return Variant(self.name, types, fixed, divisible, num_warps, num_stages, arch, max_registers)
@@ -326,7 +326,7 @@ def vector_of(itemsize: int, pointers: int, *lengths: int) -> int:
 
 
 def access_of(itemsize: int, pointers: int, *lengths: int) -> tuple[int, bool]:
-    """As ``vector_of``; and whether rows start inside accesses, which are then the widest all the same: a kernel reads
+    """As ``vector_of``; and whether rows are unaligned, which are then the widest all the same: a kernel reads
     from the access in which a row starts to the one in which it ends, and leaves out what belongs to its neighbors."""
     vector, widest = vector_of(itemsize, pointers, *lengths), vector_of(itemsize, pointers)
     return (widest, True) if vector < widest and min(lengths) >= 2 * widest else (vector, False)

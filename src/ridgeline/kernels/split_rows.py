@@ -60,16 +60,16 @@ class Cut:
 
 
 def cut(
-    chosen: Streamed, rows: int, cols: int, device: int, *, vector: int, piece: int = 0, shifted: bool = False
+    chosen: Streamed, rows: int, cols: int, device: int, *, vector: int, piece: int = 0, unaligned: bool = False
 ) -> Cut | None:
     """As many shares as a row's length asks for, or more where rows are few, in accesses of ``vector`` elements a lane.
 
-    ``piece``: a share is made of whole pieces of so many elements. ``shifted``: rows start inside accesses, and rows
+    ``piece``: a share is made of whole pieces of so many elements. ``unaligned``: rows are unaligned, and rows
     that are worked on at once are a multiple of what an access holds. None where a row takes more programs than there
     are.
     """
     programs = chosen.programs_per_sm * num_sms(device)
-    cols = cols + vector - 1 if shifted else cols
+    cols = cols + vector - 1 if unaligned else cols
     block = 32 * chosen.num_warps * vector
     step = piece or vector
     room = chosen.chunks * block
@@ -80,7 +80,7 @@ def cut(
     length = cdiv(cdiv(cols, shares), step) * step
     shares = cdiv(cols, length)
     groups = min(rows, programs // shares)
-    if shifted and groups < rows:
+    if unaligned and groups < rows:
         groups = groups // vector * vector
     return Cut(length, shares, groups, piece or block, vector) if groups else None
 

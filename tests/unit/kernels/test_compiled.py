@@ -582,7 +582,7 @@ def test_odd_rows_to_eight_bits_are_read_and_written_in_whole_accesses(norm, col
     of = case("bfloat16", rows=20000, cols=cols, kind="float8_e4m3fn", block=0)
     (found,) = variants_of(f"{norm}_quant", [of])
     constants, made = dict(found.constants), facts(found)
-    assert constants["SHIFTED"] and made.num("LDGSTS.E.BYPASS.128") == 3 * constants["CHUNKS"]
+    assert constants["UNALIGNED"] and made.num("LDGSTS.E.BYPASS.128") == 3 * constants["CHUNKS"]
     assert made.num("STG.E.64") == constants["CHUNKS"] and made.num_spills <= 16
 
 
@@ -601,7 +601,7 @@ def test_two_programs_share_rows_that_one_does_not_hold(norm, dtype, cols):
 
 def test_shares_of_odd_columns_are_added_four_columns_at_a_time():
     found = variants(kernels.layer_norm, (9000, 4099), (4099,), (4099,))["reduce_partials"]
-    assert dict(found.constants)["SHIFTED"] and facts(found).num("LDG.E.128") > 0
+    assert dict(found.constants)["UNALIGNED"] and facts(found).num("LDG.E.128") > 0
 
 
 def test_a_turn_has_two_barriers_next_to_each_other(tmp_path):

@@ -27,19 +27,19 @@ configs = st.builds(
     st.booleans(),
 )  # fmt: skip
 def test_shares_cover_a_row_and_their_programs_fit_on_the_device(chosen, rows, cols, vector, accesses, odd):
-    piece, shifted = accesses * vector, odd and not accesses
-    cols = cols * (piece or vector) + shifted
-    found = split_rows.cut(chosen, rows, cols, NOWHERE, vector=vector, piece=piece, shifted=shifted)
+    piece, unaligned = accesses * vector, odd and not accesses
+    cols = cols * (piece or vector) + unaligned
+    found = split_rows.cut(chosen, rows, cols, NOWHERE, vector=vector, piece=piece, unaligned=unaligned)
     fits = chosen.chunks * 32 * chosen.num_warps * vector
     if found is None:
-        assert cols > fits * (chosen.programs_per_sm * 132 // (2 * vector if shifted else 2))
+        assert cols > fits * (chosen.programs_per_sm * 132 // (2 * vector if unaligned else 2))
         return
-    most = cols + vector - 1 if shifted else cols
+    most = cols + vector - 1 if unaligned else cols
     assert found.length <= fits and found.block == (piece or 32 * chosen.num_warps * vector)
     assert (found.shares - 1) * found.length < most <= found.shares * found.length, "no share is empty"
     assert 1 <= found.groups <= rows and found.groups * found.shares <= chosen.programs_per_sm * 132
     assert found.length % (piece or vector) == 0
-    assert not shifted or found.groups == rows or found.groups % vector == 0, "a program's rows start alike"
+    assert not unaligned or found.groups == rows or found.groups % vector == 0, "a program's rows start alike"
 
 
 @pytest.mark.parametrize(("cols", "piece"), [(31360, 448), (31360, 784), (12544, 112), (25600, 400), (12544, 392)])

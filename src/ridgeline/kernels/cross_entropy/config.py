@@ -56,7 +56,7 @@ LEAVING_BYTES = (32 << 20, 288 << 20)
 """Logits of so many bytes leave the L2 first: lines that others have written need not make room for them. 65536×1000:
 41 µs, 45 else; 8192×16384 81 and 82; from 500 MB on nothing is gained."""
 LONGEST_TILED, LONGEST_TILED_SHIFTED = 512, 2048
-"""Columns up to which several rows are a program's work backward; and where rows start inside accesses."""
+"""Columns up to which several rows are a program's work backward; and where rows are unaligned."""
 MAX_STRETCHES = 64
 SHORTEST_STRETCHED = 2048
 MANY_ROWS = 4096
@@ -76,21 +76,21 @@ class Rows:
     ends: bool = False
 
 
-def forward(rows: int, cols: int, itemsize: int, sms: int, shifted: bool = False) -> Forward | Short:
+def forward(rows: int, cols: int, itemsize: int, sms: int, unaligned: bool = False) -> Forward | Short:
     """Thirty-two elements a thread, asked for at once; few rows are cut until there are eight waves of programs.
 
     One wave and a bit is the worst: 2048 rows of 151936 took 189 µs whole, 170 in larger blocks, 160 in four stretches.
-    Rows that start inside accesses pay for their first and last block: 8192×50257 206 µs in blocks of 2048, 209 of
+    unaligned rows pay for their first and last block: 8192×50257 206 µs in blocks of 2048, 209 of
     4096, 220 of 8192; 25054×3191 61.5 of 1024 on two warps, 75.2 of 2048 (held whole 65.7 to 68.2, a bare read 51.8),
     16384×5003 56.5, 65.3 (55.7 to 66.6, 49.6); in float32 16384×3191 62.0 held whole, 74.3 in blocks (66.0).
     """
     enough = 8 * 8 * sms // max(rows, 1) if rows < MANY_ROWS else 1
-    # Columns of many rows that start inside accesses: 16-bit ones in smaller blocks, float32 held whole.
-    if shifted and rows >= MANY_ROWS and itemsize == 2 and cols <= 8192:
+    # Columns of many unaligned rows: 16-bit ones in smaller blocks, float32 held whole.
+    if unaligned and rows >= MANY_ROWS and itemsize == 2 and cols <= 8192:
         return Forward(1024, 2, 1, 1)
-    if shifted and rows >= MANY_ROWS and itemsize == 4 and cols <= 4096:
+    if unaligned and rows >= MANY_ROWS and itemsize == 4 and cols <= 4096:
         return Short(1, cdiv(cols + 3, 512), 512, 4, 1, 8)
-    if shifted:
+    if unaligned:
         block = min(power_of_two(cols), 2048)
         return Forward(block, 4, 1, clamp(enough, 1, min(MAX_STRETCHES, cdiv(cols, 8 * block))))
     block = fitting(cols)
@@ -151,16 +151,16 @@ def backward(cols: int, itemsize: int) -> Backward:
     return Backward(block, clamp(block // (1024 if block <= 1024 else 512), 1, 8))
 
 
-def backward_rows(cols: int, vector: int, shifted: bool) -> Rows | None:
+def backward_rows(cols: int, vector: int, unaligned: bool) -> Rows | None:
     """Several short rows a program, 4096 elements for four warps; None where a row is enough for a program.
 
     262144×256: one row a program takes 162 µs, a bare copy 70; 131072×1001 130 with its ends apart, 154 with masks,
     160 as one stream.
     """
-    if cols > (LONGEST_TILED_SHIFTED if shifted else LONGEST_TILED):
+    if cols > (LONGEST_TILED_SHIFTED if unaligned else LONGEST_TILED):
         return None
-    if shifted and cols // vector * vector > LONGEST_TILED:
+    if unaligned and cols // vector * vector > LONGEST_TILED:
         block = power_of_two(cols // vector * vector)
         return Rows(1, block, clamp(block // 1024, 1, 4), True)
-    block = power_of_two(cols + vector - 1 if shifted else cols)
+    block = power_of_two(cols + vector - 1 if unaligned else cols)
     return Rows(max(1, 4096 // block), block, 4)

@@ -48,12 +48,12 @@ def sums_of(
     GROUPS: tl.constexpr,
     VECTOR: tl.constexpr,
     STAGES: tl.constexpr,
-    SHIFTED: tl.constexpr,
+    UNALIGNED: tl.constexpr,
     POLICY: tl.constexpr,
 ):
     """Maximum, sum of exp(x − maximum) and sum of x over a stretch; threads meet only at its end.
 
-    Where rows start inside accesses, positions count from the start of the row's first access, of which the first
+    Where rows are unaligned, positions count from the start of the row's first access, of which the first
     ``lead`` elements belong to the row before.
     """
     BLOCK: tl.constexpr = GROUPS * VECTOR
@@ -62,7 +62,7 @@ def sums_of(
     top = tl.full([GROUPS], LOWEST, tl.float32)
     total = tl.zeros([GROUPS], tl.float32)
     level = tl.zeros([GROUPS, VECTOR], tl.float32)
-    if SHIFTED:
+    if UNALIGNED:
         if first < lead:
             inside = (at >= lead) & (at < last)
             x = tl.load(x_row + at, mask=at // VECTOR * VECTOR < last, other=0.0, eviction_policy=POLICY)
@@ -75,7 +75,7 @@ def sums_of(
         top, total, level = added(x, top, total, level, True, SMOOTH, NARROW)
     if whole < last:
         inside = whole + at < last
-        if SHIFTED:
+        if UNALIGNED:
             touched = (whole + at) // VECTOR * VECTOR < last
             x = tl.load(x_row + whole + at, mask=touched, other=0.0, eviction_policy=POLICY).to(tl.float32)
             x = tl.where(inside, x, float("-inf"))
@@ -120,7 +120,7 @@ def cross_entropy_stretches(
     VECTOR: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
-    SHIFTED: tl.constexpr,  # rows start inside accesses
+    UNALIGNED: tl.constexpr,  # rows are unaligned
     POLICY: tl.constexpr,  # how long the L2 keeps what is read
 ):
     """One program a stretch. What the end of a row needs besides its sums is asked for at the beginning."""
@@ -130,7 +130,7 @@ def cross_entropy_stretches(
     x_row = x_ptr + row * x_stride
     begin = x_row
     lead = 0
-    if SHIFTED:
+    if UNALIGNED:
         first = first // VECTOR * VECTOR
         begin = x_ptr + row * x_stride // VECTOR * VECTOR
         lead = (row * x_stride % VECTOR).to(tl.int32)
@@ -138,7 +138,7 @@ def cross_entropy_stretches(
     if WHOLE:
         target = tl.load(target_ptr + row).to(tl.int64)
         picked = tl.load(x_row + target, mask=(target >= 0) & (target < cols), other=0.0).to(tl.float32)
-    top, total, level = sums_of(begin, lead, first, last, SMOOTH, GROUPS, VECTOR, STAGES, SHIFTED, POLICY)
+    top, total, level = sums_of(begin, lead, first, last, SMOOTH, GROUPS, VECTOR, STAGES, UNALIGNED, POLICY)
     let_next_start(EARLY)
     if WHOLE:
         log_sum = tl.log(total)
@@ -219,7 +219,7 @@ def cross_entropy_short(
     EVEN: tl.constexpr,  # every tile has all its rows
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
-    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
+    UNALIGNED: tl.constexpr,  # rows are not aligned to VECTOR elements
     VECTOR: tl.constexpr,
     POLICY: tl.constexpr,
 ):
@@ -241,7 +241,7 @@ def cross_entropy_short(
         x_row = x_ptr + start
         begin = x_row
         lead = tl.zeros_like(row)
-        if SHIFTED:
+        if UNALIGNED:
             begin = x_ptr + start // VECTOR * VECTOR
             lead = (start % VECTOR).to(tl.int32)
         end = lead + cols
@@ -260,10 +260,10 @@ def cross_entropy_short(
             else:
                 inside = there & (at >= 0)
                 if i >= FULL:
-                    inside = there & (at // VECTOR * VECTOR < end if SHIFTED else at < cols)
+                    inside = there & (at // VECTOR * VECTOR < end if UNALIGNED else at < cols)
                 x = tl.load(begin + at, mask=inside, other=float("-inf"), eviction_policy=POLICY)
             x = x.to(tl.float32)
-            if SHIFTED and (i == 0 or i >= FULL):
+            if UNALIGNED and (i == 0 or i >= FULL):
                 x = tl.where((at >= lead) & (at < end), x, float("-inf"))
             highest = tl.maximum(highest, x)
             if SMOOTH:
@@ -399,28 +399,28 @@ def cross_entropy_backward_rows(
     PER_ROW: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,  # at least a row
-    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
+    UNALIGNED: tl.constexpr,  # rows are not aligned to VECTOR elements
     VECTOR: tl.constexpr,
 ):
-    """The same for short rows, several a program. Where they start inside accesses, whole accesses first, then what is
+    """The same for short rows, several a program. Where they are unaligned, whole accesses first, then what is
     left of the first and the last access of each row."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
     there = row < rows
     lead = 0
-    if SHIFTED:
+    if UNALIGNED:
         lead = row_lead(row, cols, VECTOR)
     end = lead + cols
-    x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR)
-    dx_at = dx_ptr + row_start(row, cols, SHIFTED, VECTOR)
+    x_at = x_ptr + row_start(row, x_stride, UNALIGNED, VECTOR)
+    dx_at = dx_ptr + row_start(row, cols, UNALIGNED, VECTOR)
     first = col // VECTOR * VECTOR
-    whole = there & (first >= lead) & (first + VECTOR <= end) if SHIFTED else there & (col < cols)
+    whole = there & (first >= lead) & (first + VECTOR <= end) if UNALIGNED else there & (col < cols)
     x = tl.load(x_at + col, mask=whole, other=0.0).to(tl.float32)
     top, log_sum, hit, scale, counts = row_numbers(
         target_ptr, lse_ptr, grad_ptr, weight_ptr, tl.minimum(row, rows - 1), rows, cols, ignore_index, PER_ROW
     )
     dx = gradient_of(x, col - lead, top, log_sum, hit, scale, counts, cols, smoothing, z_weight, x_ptr)
-    if SHIFTED:
+    if UNALIGNED:
         k = tl.arange(0, 2 * VECTOR)[None, :] + tl.zeros([ROWS, 2 * VECTOR], tl.int32)
         at = tl.where(k < VECTOR, k, end // VECTOR * VECTOR + k - VECTOR)
         own = there & (at >= lead) & (at < end) & ((k >= VECTOR) | (lead > 0))
@@ -448,7 +448,7 @@ def cross_entropy_backward_ends(
     BLOCK: tl.constexpr,  # at least a row's whole accesses
     VECTOR: tl.constexpr,
 ):
-    """The same for short rows that start inside accesses, a program each: whole accesses, a few elements apart."""
+    """The same for short unaligned rows, a program each: whole accesses, a few elements apart."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     lead, whole = whole_part(row * cols, cols, VECTOR)
@@ -482,7 +482,7 @@ def cross_entropy_backward_flat(
     BLOCK: tl.constexpr,  # at most V: a block lies in two rows at most
     VECTOR: tl.constexpr,
 ):
-    """The same for rows that start inside accesses: one stream of elements, of which a block may end a row."""
+    """The same for unaligned rows: one stream of elements, of which a block may end a row."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     row = start // cols
     at = tl.arange(0, BLOCK)

@@ -164,12 +164,12 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     """
     rows, cols = x.shape
     on = x.get_device()
-    vector, shifted = access_of(x.element_size(), x.data_ptr(), cols, stride)
+    vector, unaligned = access_of(x.element_size(), x.data_ptr(), cols, stride)
     numbers, lse = template((rows,), torch.float32, x.device), template((2, rows), torch.float32, x.device)
     short = cols <= config.SHORTEST_STRETCHED
     size = x.element_size()
-    default: Any = config.short(rows, cols, size) if short else config.forward(rows, cols, size, num_sms(on), shifted)
-    if size == 2 and is_widest(vector, size) and not shifted and not INTERPRETING:
+    default: Any = config.short(rows, cols, size) if short else config.forward(rows, cols, size, num_sms(on), unaligned)
+    if size == 2 and is_widest(vector, size) and not unaligned and not INTERPRETING:
         default = config.packed(rows, cols) or default
     chosen: config.Forward | config.Short | config.Packed = tuning.choose(
         "cross_entropy.short" if short else "cross_entropy.forward",
@@ -179,8 +179,8 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
     if isinstance(chosen, config.Packed):
         return _plan_packed(x, target, stride, smooth, summed, numbers, lse, chosen)
     if isinstance(chosen, config.Short):
-        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, shifted, chosen)
-    most = cols + vector - 1 if shifted else cols
+        return _plan_short(x, target, stride, smooth, summed, numbers, lse, vector, unaligned, chosen)
+    most = cols + vector - 1 if unaligned else cols
     length = cdiv(cdiv(most, chosen.num_stretches), chosen.block) * chosen.block
     num = cdiv(most, length)
     part = template((3, rows, num), torch.float32, x.device)
@@ -190,7 +190,7 @@ def _plan_rows(x: Tensor, target: Tensor, stride: int, smooth: bool, summed: boo
         grid=(rows * num,),
         constants={"SMOOTH": smooth, "WHOLE": num == 1, "COUNT": summed, "GROUPS": chosen.block // width,
                    "VECTOR": width, "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and (summed or num > 1),
-                   "SHIFTED": shifted, "POLICY": policy(chosen.leaves)},
+                   "UNALIGNED": unaligned, "POLICY": policy(chosen.leaves)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=on,
@@ -260,17 +260,17 @@ def row_losses(
 
 def _plan_short(
     x: Tensor, target: Tensor, stride: int, smooth: bool, summed: bool, numbers: Tensor, lse: Tensor, vector: int,
-    shifted: bool, chosen: config.Short,
+    unaligned: bool, chosen: config.Short,
 ) -> tuple[Any, int]:  # fmt: skip
     rows, cols = x.shape
-    most = cols + vector - 1 if shifted else cols
+    most = cols + vector - 1 if unaligned else cols
     programs = min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(x.get_device()))
     run = _SHORT.bind(
         (x, target, numbers, numbers, lse, rows, cols, stride, -100, 0.0, 0.0),
         grid=(programs,),
         constants={"SMOOTH": smooth, "SUM": summed, "ROWS": chosen.rows, "CHUNKS": cdiv(most, chosen.block),
                    "BLOCK": chosen.block, "FULL": cols // chosen.block, "EVEN": rows % chosen.rows == 0,
-                   "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and summed, "SHIFTED": shifted,
+                   "STAGES": chosen.num_stages, "EARLY": overlaps(x.nbytes) and summed, "UNALIGNED": unaligned,
                    "VECTOR": vector, "POLICY": policy(chosen.leaves and chosen.num_stages == 1)},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
@@ -315,19 +315,19 @@ def write_gradient(
 def _plan_backward(
     grad: Tensor, x: Tensor, target: Tensor, lse: Tensor, weight: Tensor, dx: Tensor, stride: int
 ) -> Any:
-    """A block of a row a program; several short rows; where dense rows start inside accesses, a block of the whole."""
+    """A block of a row a program; several short rows; where dense rows are unaligned, a block of the whole."""
     rows, cols = x.shape
     sizes = {"rows": rows, "cols": cols, "dtype": x.dtype}
     chosen = tuning.choose("cross_entropy.backward", sizes, config.backward(cols, x.element_size()))
     pointers = x.data_ptr() | dx.data_ptr()
-    vector, shifted = access_of(x.element_size(), pointers, cols, stride)
-    if shifted and (stride - cols) % vector:
-        vector, shifted = vector_of(x.element_size(), pointers, cols, stride), False
-    short = config.backward_rows(cols, vector, shifted)
+    vector, unaligned = access_of(x.element_size(), pointers, cols, stride)
+    if unaligned and (stride - cols) % vector:
+        vector, unaligned = vector_of(x.element_size(), pointers, cols, stride), False
+    short = config.backward_rows(cols, vector, unaligned)
     if short is not None:
         tile = tuning.choose("cross_entropy.backward_rows", sizes, short)
-        apart = shifted and tile.ends
-        shape = {} if apart else {"ROWS": tile.rows, "SHIFTED": shifted}
+        apart = unaligned and tile.ends
+        shape = {} if apart else {"ROWS": tile.rows, "UNALIGNED": unaligned}
         several = (_BACKWARD_ENDS if apart else _BACKWARD_ROWS).bind(
             (x, target, lse, grad, weight, dx, rows, cols, stride, -100, 0.0, 0.0),
             grid=(cdiv(rows, tile.rows),),
@@ -339,7 +339,7 @@ def _plan_backward(
         return lambda x, target, lse, grad, weight, dx, *scalars: several(
             x, target, lse, grad, weight, dx, rows, cols, stride, *scalars
         )
-    if shifted and stride == cols:
+    if unaligned and stride == cols:
         block = min(chosen.block, power_of_two(cols + 1) // 2)
         flat = _BACKWARD_FLAT.bind(
             (x, target, lse, grad, weight, dx, rows, cols, -100, 0.0, 0.0),

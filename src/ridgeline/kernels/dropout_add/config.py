@@ -18,7 +18,7 @@ class Tile:
 MANY = 1 << 21
 
 
-def default(num: int, itemsize: int, shifted: bool) -> Tile:
+def default(num: int, itemsize: int, unaligned: bool) -> Tile:
     """A counter a thread, two where many elements end inside accesses; few four-byte elements in two accesses, each of
     which leaves half of what it touches to the other, since a barrier is what is left to save there (not timed).
 
@@ -27,4 +27,4 @@ def default(num: int, itemsize: int, shifted: bool) -> Tile:
     1616×2763 9.1 (eager 9.7), on half as many threads 10.0, but 245×1948 4.7 and 4.3 with a counter each (4.7). Forward
     1147×13696 27.5 (29.2; 56.6) and 28.6.
     """
-    return Tile(256 if shifted and num >= MANY else 128, 4, 2 if itemsize == 4 and num < MANY else 1)
+    return Tile(256 if unaligned and num >= MANY else 128, 4, 2 if itemsize == 4 and num < MANY else 1)

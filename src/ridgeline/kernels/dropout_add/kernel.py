@@ -24,9 +24,9 @@ def places(counter, PART: tl.constexpr, PARTS: tl.constexpr):
 
 
 @jit
-def fetched(ptr, at, num, SHIFTED: tl.constexpr):
-    """SHIFTED: elements end inside an access, of which all is read."""
-    wide: tl.constexpr = 128 // ptr.dtype.element_ty.primitive_bitwidth if SHIFTED else 1
+def fetched(ptr, at, num, UNALIGNED: tl.constexpr):
+    """UNALIGNED: elements end inside an access, of which all is read."""
+    wide: tl.constexpr = 128 // ptr.dtype.element_ty.primitive_bitwidth if UNALIGNED else 1
     return tl.load(ptr + at, mask=at // wide * wide < num, other=0.0)
 
 
@@ -44,10 +44,10 @@ def numbers(a, b, c, d, PART: tl.constexpr, PARTS: tl.constexpr, COUNTERS: tl.co
 
 
 @jit
-def kept(ptr, at, values, num, COUNTERS: tl.constexpr, SHIFTED: tl.constexpr):
+def kept(ptr, at, values, num, COUNTERS: tl.constexpr, UNALIGNED: tl.constexpr):
     """A program's results: without a mask where they are whole, so that accesses are wide wherever the last ends."""
     values = values.to(ptr.dtype.element_ty)
-    if SHIFTED:
+    if UNALIGNED:
         if (tl.program_id(0).to(tl.int64) + 1) * (COUNTERS * TOGETHER) <= num:
             tl.store(ptr + at, values)
         else:
@@ -59,7 +59,7 @@ def kept(ptr, at, values, num, COUNTERS: tl.constexpr, SHIFTED: tl.constexpr):
 @jit
 def dropout_add_forward(
     x_ptr, residual_ptr, seed_ptr, y_ptr, num, threshold, scale, COUNTERS: tl.constexpr, PARTS: tl.constexpr,
-    SHIFTED: tl.constexpr,
+    UNALIGNED: tl.constexpr,
 ):  # fmt: skip
     counter = tl.program_id(0).to(tl.int64) * COUNTERS + tl.arange(0, COUNTERS)
     seed = tl.load(seed_ptr)
@@ -67,26 +67,34 @@ def dropout_add_forward(
     residuals = ()
     for part in tl.static_range(PARTS):  # asked for before the words are made, which wait for the seed
         at = places(counter, part, PARTS)
-        xs = xs + (fetched(x_ptr, at, num, SHIFTED),)
-        residuals = residuals + (fetched(residual_ptr, at, num, SHIFTED),)
+        xs = xs + (fetched(x_ptr, at, num, UNALIGNED),)
+        residuals = residuals + (fetched(residual_ptr, at, num, UNALIGNED),)
     a, b, c, d = tl.randint4x(seed, counter, ROUNDS)
     for part in tl.static_range(PARTS):
         keep = numbers(a, b, c, d, part, PARTS, COUNTERS) >= threshold.to(tl.uint32)
         y = tl.where(keep, xs[part].to(tl.float32) * scale, 0.0) + residuals[part].to(tl.float32)
-        kept(y_ptr, places(counter, part, PARTS), y, num, COUNTERS, SHIFTED)
+        kept(y_ptr, places(counter, part, PARTS), y, num, COUNTERS, UNALIGNED)
 
 
 @jit
 def dropout_backward(
-    dy_ptr, seed_ptr, dx_ptr, num, threshold, scale, COUNTERS: tl.constexpr, PARTS: tl.constexpr, SHIFTED: tl.constexpr
+    dy_ptr,
+    seed_ptr,
+    dx_ptr,
+    num,
+    threshold,
+    scale,
+    COUNTERS: tl.constexpr,
+    PARTS: tl.constexpr,
+    UNALIGNED: tl.constexpr,
 ):
     counter = tl.program_id(0).to(tl.int64) * COUNTERS + tl.arange(0, COUNTERS)
     seed = tl.load(seed_ptr)
     dys = ()
     for part in tl.static_range(PARTS):
-        dys = dys + (fetched(dy_ptr, places(counter, part, PARTS), num, SHIFTED),)
+        dys = dys + (fetched(dy_ptr, places(counter, part, PARTS), num, UNALIGNED),)
     a, b, c, d = tl.randint4x(seed, counter, ROUNDS)
     for part in tl.static_range(PARTS):
         keep = numbers(a, b, c, d, part, PARTS, COUNTERS) >= threshold.to(tl.uint32)
         dx = tl.where(keep, dys[part].to(tl.float32) * scale, 0.0)
-        kept(dx_ptr, places(counter, part, PARTS), dx, num, COUNTERS, SHIFTED)
+        kept(dx_ptr, places(counter, part, PARTS), dx, num, COUNTERS, UNALIGNED)

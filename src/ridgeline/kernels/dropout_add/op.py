@@ -66,13 +66,13 @@ def _backward(dy: Tensor, seed: Tensor, p: float) -> Tensor:
 
 
 def _plan(name: str, kind: Kernel, tensors: tuple[Tensor, ...], num: int, pointers: int) -> Any:
-    vector, shifted = access_of(tensors[0].element_size(), pointers | tensors[-1].data_ptr(), num)
-    default = config.default(num, tensors[0].element_size(), shifted)
+    vector, unaligned = access_of(tensors[0].element_size(), pointers | tensors[-1].data_ptr(), num)
+    default = config.default(num, tensors[0].element_size(), unaligned)
     chosen = tuning.choose(name, {"num": num, "dtype": tensors[0].dtype}, default)
     return kind.bind(
         (*tensors, num, reference.STEPS, 0.0),
         grid=(cdiv(num, chosen.counters * reference.TOGETHER),),
-        constants={"COUNTERS": chosen.counters, "PARTS": chosen.parts, "SHIFTED": shifted},
+        constants={"COUNTERS": chosen.counters, "PARTS": chosen.parts, "UNALIGNED": unaligned},
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
         vector=vector,

@@ -95,13 +95,13 @@ def gated_forward(
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
     FLAT: tl.constexpr,
-    SHIFTED: tl.constexpr,  # one long row that ends inside an access: only its last block needs a mask
+    UNALIGNED: tl.constexpr,  # one long row that ends inside an access: only its last block needs a mask
     READS: tl.constexpr,
     WRITES: tl.constexpr,
 ):
     row, col = _place(blocks_per_row, BLOCK, FLAT)
     inside = col < cols
-    if SHIFTED:
+    if UNALIGNED:
         if (tl.program_id(0).to(tl.int64) + 1) * BLOCK <= cols:
             forward_part(gate_ptr + col, up_ptr + col, out_ptr + col, inside, KIND, False, READS, WRITES)
         else:
@@ -126,13 +126,13 @@ def gated_backward(
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
     FLAT: tl.constexpr,
-    SHIFTED: tl.constexpr,
+    UNALIGNED: tl.constexpr,
     READS: tl.constexpr,
     WRITES: tl.constexpr,
 ):
     row, col = _place(blocks_per_row, BLOCK, FLAT)
     inside = col < cols
-    if SHIFTED:
+    if UNALIGNED:
         dy_at, gate_at, up_at = dy_ptr + col, gate_ptr + col, up_ptr + col
         dgate_at, dup_at = dgate_ptr + col, dup_ptr + col
         if (tl.program_id(0).to(tl.int64) + 1) * BLOCK <= cols:

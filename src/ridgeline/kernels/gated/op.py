@@ -67,11 +67,11 @@ def _forward_planned(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     if plan is None:
         chosen = tuning.choose("gated.forward", {"cols": cols, "dtype": gate.dtype}, config.forward(cols, gate.nbytes))
         blocks = cdiv(cols, chosen.block)
-        vector, shifted = _access(gate, pointers | out.data_ptr(), cols, gate_stride, up_stride)
+        vector, unaligned = _access(gate, pointers | out.data_ptr(), cols, gate_stride, up_stride)
         run = _FORWARD.bind(
             (gate, up, out, cols, gate_stride, up_stride, blocks),
             grid=(blocks * (out.numel() // cols if cols else 0),),
-            constants=_constants(kind, chosen, out.numel() == cols, shifted),
+            constants=_constants(kind, chosen, out.numel() == cols, unaligned),
             num_warps=chosen.num_warps,
             device=gate.get_device(),
             vector=vector,
@@ -107,11 +107,11 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, 
     if plan is None:
         chosen = tuning.choose("gated.backward", {"cols": cols, "dtype": gate.dtype}, config.backward(cols))
         blocks = cdiv(cols, chosen.block)
-        vector, shifted = _access(gate, pointers, cols, gate_stride, up_stride)
+        vector, unaligned = _access(gate, pointers, cols, gate_stride, up_stride)
         run = _BACKWARD.bind(
             (dy, gate, up, dgate, dup, cols, gate_stride, up_stride, blocks),
             grid=(blocks * (dup.numel() // cols if cols else 0),),
-            constants=_constants(kind, chosen, dup.numel() == cols, shifted),
+            constants=_constants(kind, chosen, dup.numel() == cols, unaligned),
             num_warps=chosen.num_warps,
             device=gate.get_device(),
             vector=vector,
@@ -122,12 +122,12 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, 
     return dgate, dup
 
 
-def _constants(kind: str, chosen: config.Pointwise, flat: bool, shifted: bool) -> dict[str, Any]:
+def _constants(kind: str, chosen: config.Pointwise, flat: bool, unaligned: bool) -> dict[str, Any]:
     return {
         "KIND": {"silu": 0, "gelu_tanh": 1, "gelu": 2}[kind],
         "BLOCK": chosen.block,
         "FLAT": flat,
-        "SHIFTED": shifted,
+        "UNALIGNED": unaligned,
         "READS": chosen.reads,
         "WRITES": chosen.writes,
     }

@@ -90,11 +90,11 @@ def backward_part(dy_at, x_at, dx_at, inside, KIND: tl.constexpr, MASKED: tl.con
 
 
 @jit
-def gelu_forward(x_ptr, y_ptr, num, KIND: tl.constexpr, BLOCK: tl.constexpr, SHIFTED: tl.constexpr):
-    """SHIFTED: elements end inside an access. Whole blocks have no mask then, and accesses that are as wide."""
+def gelu_forward(x_ptr, y_ptr, num, KIND: tl.constexpr, BLOCK: tl.constexpr, UNALIGNED: tl.constexpr):
+    """UNALIGNED: elements end inside an access. Whole blocks have no mask then, and accesses that are as wide."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)
-    if SHIFTED:
+    if UNALIGNED:
         if start + BLOCK <= num:
             forward_part(x_ptr + at, y_ptr + at, at < num, KIND, False)
         else:
@@ -104,10 +104,10 @@ def gelu_forward(x_ptr, y_ptr, num, KIND: tl.constexpr, BLOCK: tl.constexpr, SHI
 
 
 @jit
-def gelu_backward(dy_ptr, x_ptr, dx_ptr, num, KIND: tl.constexpr, BLOCK: tl.constexpr, SHIFTED: tl.constexpr):
+def gelu_backward(dy_ptr, x_ptr, dx_ptr, num, KIND: tl.constexpr, BLOCK: tl.constexpr, UNALIGNED: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)
-    if SHIFTED:
+    if UNALIGNED:
         if start + BLOCK <= num:
             backward_part(dy_ptr + at, x_ptr + at, dx_ptr + at, at < num, KIND, False)
         else:

@@ -103,7 +103,7 @@ whose two inputs they hold in sixteen each: 64×320×30×30, of 14,848 places, t
 """
 
 
-LONGEST_WALKED, LEAST_WALKED = 81920, 2
+LONGEST_PERSISTENT, LEAST_PERSISTENT_ROWS = 81920, 2
 """Elements of a group that is still in the L2 when a program is through with it, all programs of the device together;
 and how many of them every SM has at least: several programs share fewer groups."""
 
@@ -115,7 +115,7 @@ def flat(rows: int, length: int, positions: int, sms: int) -> Flat | Walk | None
     if positions < 4:
         return None
     if length > LONGEST_FLAT:
-        return Walk(16) if length <= LONGEST_WALKED and rows >= LEAST_WALKED * sms else None
+        return Walk(16) if length <= LONGEST_PERSISTENT and rows >= LEAST_PERSISTENT_ROWS * sms else None
     num_warps = clamp(power_of_two(cdiv(length, 1280)), 1, 16)
     return Flat(num_warps, 32 // num_warps)
 
@@ -148,7 +148,7 @@ def tile(rows: int, per_group: int, positions: int, sms: int, itemsize: int) -> 
         width *= 2
     if lines * cdiv(positions, width) * width <= LONGEST_TILE:
         return Tile(num_warps, width)
-    if per_group * positions > LONGEST_WALKED // 2 or rows < LEAST_WALKED * sms:
+    if per_group * positions > LONGEST_PERSISTENT // 2 or rows < LEAST_PERSISTENT_ROWS * sms:
         return None
     return walked(lines, positions)
 

@@ -34,13 +34,13 @@ def apart(rows: int, whole: int, itemsize: int) -> Forward | None:
 
 
 def backward_ends(rows: int, whole: int, itemsize: int, words: bool = False) -> Backward | None:
-    """Rows that start inside accesses, ``whole`` columns of them in whole accesses, their ends apart: a thread has 32
+    """Unaligned rows, ``whole`` columns of them in whole accesses, their ends apart: a thread has 32
     of each vector. ``words``: what waits may be two numbers a word.
 
     131072×1001 216 µs and 220 with masks; 65536×2049 226 in shared memory, as it was with its ends apart, 65536×1458
     159 and 193, 65536×2065 228 (239 finished a turn later). Float32 16384×4099 215, 264 with masks.
     """
-    if rows < rms.LEAST_WALKED or not 512 <= whole <= 4096:
+    if rows < rms.LEAST_PERSISTENT_ROWS or not 512 <= whole <= 4096:
         return None
     if words and itemsize == 2 and 1024 < whole <= 2560:
         return rms.again(whole, 2, 2, 8) if whole <= 2048 else rms.again(whole, 4, 3, 4)
@@ -51,7 +51,7 @@ def backward_ends(rows: int, whole: int, itemsize: int, words: bool = False) -> 
     return Backward(1, cdiv(whole, 1024), 1024, 4, 3, 3 if whole <= 2048 else 2, True, True)
 
 
-def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward | None:
+def persistent_pipelined(rows: int, cols: int, itemsize: int, unaligned: bool) -> Backward | None:
     """Where rows finished a turn after their sums were taken are the fastest; None elsewhere.
 
     16384×5003: 137 µs, 170 with what waits in registers until its sums are known; 38416×3771 234 and 235, 65536×734
@@ -62,18 +62,18 @@ def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward
     4501×4280 (47.9, 44.2), 5430×4544 (51.2, 49.2), 18574×2336 (84.4, 76.6), 8192×8192 (111, 110), 2470×12288 (61.1,
     59.9), 9569×12540 (246, 221 read twice), float32 36873×503 (76.5, 70.6), 9119×3722 (125, 122).
     """
-    if cols > ((10240 if shifted else 12288) if itemsize == 4 else 20480):
+    if cols > ((10240 if unaligned else 12288) if itemsize == 4 else 20480):
         return rms.if_enough(rms.split_tile(cols, itemsize, 2), rows)
     if itemsize == 4:
-        wanted = 8192 < cols <= 10240 or (1024 < cols <= 2048 or 384 < cols < 512 if shifted else 512 < cols <= 768)
-    elif shifted:
+        wanted = 8192 < cols <= 10240 or (1024 < cols <= 2048 or 384 < cols < 512 if unaligned else 512 < cols <= 768)
+    elif unaligned:
         wanted = 512 < cols <= 1024 or 2560 < cols <= 6144
     else:
         wanted = 3072 < cols < 4096 or 5120 < cols < 8192 or 11264 < cols < 12288
     return rms.if_enough(rms.ahead_tile(cols, itemsize, 2), rows) if wanted else None
 
 
-def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
+def packed_words(rows: int, cols: int, unaligned: bool) -> Backward | None:
     """Rows that wait in shared memory, those too long for registers and those that would leave lanes idle.
 
     8107×7538: 106 µs (121 finished a turn later on sixteen warps, 113 by two programs), 14076×8482 232 (313 on
@@ -81,9 +81,9 @@ def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
     held), 7756×16384 198 (314 finished a turn later), 4096×20480 186 (341 read twice). 65536×1458 159, 65536×1600 180,
     but 65536×2048 211 and 204. Where registers hold rows they win: 16384×4096 108 µs, 122 so, 16384×6144 173 and 181.
     """
-    if 1280 < cols <= 1792 and rows >= 8192 and not shifted:
+    if 1280 < cols <= 1792 and rows >= 8192 and not unaligned:
         return rms.again(cols, 2, 2, 8)
-    if (6144 if shifted else 12288) < cols <= 16384:
+    if (6144 if unaligned else 12288) < cols <= 16384:
         return rms.again(cols, 8, 3 if cols <= 14336 else 2, 1)
     if 16384 < cols <= 20480:  # 1088×18432 47.4 µs, 61.0 on sixteen warps, which spill
         return rms.again(cols, 8, 2, 1)
@@ -96,30 +96,30 @@ def past_words(rows: int, cols: int) -> Backward | None:
     2048×18432 89.3 µs (140 on sixteen warps, 201 read three times), 4096×14336 130 (226 held), 9001×5376 105.2 (107.3),
     2470×12288 73.8 (75.2); not 4001×8192 (80.8, 76.2), 20000×1600 (81.1, 73.9).
     """
-    if 5120 < cols <= 6144 and rows >= rms.LEAST_WALKED:
+    if 5120 < cols <= 6144 and rows >= rms.LEAST_PERSISTENT_ROWS:
         return rms.again(cols, 8, 3, 2)
     if 11264 < cols <= 12288:
         return rms.again(cols, 8, 3, 1)
     return rms.past_words(rows, cols)
 
 
-def backward(rows: int, cols: int, itemsize: int, shifted: bool = False, words: bool = False) -> Backward:
+def backward(rows: int, cols: int, itemsize: int, unaligned: bool = False, words: bool = False) -> Backward:
     """As RMSNorm's; two column sums leave room for fewer programs, and for fewer rows on their way.
 
-    Rows that start inside accesses reach into one piece more: 32768×4099 306 µs on four warps, 376 to 443 on eight.
+    unaligned rows reach into one piece more: 32768×4099 306 µs on four warps, 376 to 443 on eight.
     """
-    found = walked_ahead(rows, cols, itemsize, shifted) if words else None
+    found = persistent_pipelined(rows, cols, itemsize, unaligned) if words else None
     if found is None and words and itemsize == 2:
-        found = in_words(rows, cols, shifted)
+        found = packed_words(rows, cols, unaligned)
     if found is not None:
         return found
-    if 256 < cols <= 512 and itemsize == 2 and rows >= 16384 and not shifted:  # 65536×480: 56.1 µs, 59.4 a row a warp
+    if 256 < cols <= 512 and itemsize == 2 and rows >= 16384 and not unaligned:  # 65536×480: 56.1 µs, 59.4 a row a warp
         return Backward(2, cdiv(cols, 128), 128, 1, 3, 8, True)
-    if 1024 < cols <= 1280 and itemsize == 2 and rows >= 8192 and not shifted:  # 65536×1280: 134 µs, 187 on eight warps
+    if 1024 < cols <= 1280 and itemsize == 2 and rows >= 8192 and not unaligned:  # 65536×1280: 134, 187 on eight warps
         return Backward(1, cdiv(cols, 256), 256, 1, 3, 8, True)
-    if shifted and 2048 < cols <= 5112 and itemsize == 2:
+    if unaligned and 2048 < cols <= 5112 and itemsize == 2:
         return Backward(1, cdiv(cols, 1024), 1024, 4, 3, 2, False)
-    chosen = rms.backward(rows, cols, itemsize, num_sums=2, shifted=shifted)
+    chosen = rms.backward(rows, cols, itemsize, num_sums=2, unaligned=unaligned)
     if chosen.num_warps == 8 and chosen.chunks == 3:
         return replace(chosen, programs_per_sm=1)
     return chosen

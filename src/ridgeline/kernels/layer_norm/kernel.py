@@ -56,7 +56,7 @@ def layer_norm_forward(
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
-    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
+    UNALIGNED: tl.constexpr,  # rows are not aligned to VECTOR elements
     VECTOR: tl.constexpr,
     READS: tl.constexpr,  # what the L2 is told of what is read and written
     WRITES: tl.constexpr,
@@ -67,24 +67,24 @@ def layer_norm_forward(
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
     there = row < rows
     lead = 0
-    if SHIFTED:
+    if UNALIGNED:
         lead = row_lead(row, cols, VECTOR)
     end = lead + cols
-    at = row_start(row, cols, SHIFTED, VECTOR) + col
-    x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
+    at = row_start(row, cols, UNALIGNED, VECTOR) + col
+    x_at = x_ptr + row_start(row, x_stride, UNALIGNED, VECTOR) + col
     held, more, weights, biases = (), (), (), ()
     if EARLY:
         for i in tl.static_range(CHUNKS):
             if HAS_WEIGHT:
-                weights = weights + (column_part(weight_ptr, i * BLOCK + col, lead, end, SHIFTED),)
+                weights = weights + (column_part(weight_ptr, i * BLOCK + col, lead, end, UNALIGNED),)
             if HAS_BIAS:
-                biases = biases + (column_part(bias_ptr, i * BLOCK + col, lead, end, SHIFTED),)
+                biases = biases + (column_part(bias_ptr, i * BLOCK + col, lead, end, UNALIGNED),)
     for i in tl.static_range(CHUNKS):  # all is asked for before anything is written, which no read may overtake
         c = i * BLOCK + col
-        held = held + (load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS),)
+        held = held + (load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR, 0.0, READS),)
         if HAS_RESIDUAL:
             add_at = residual_ptr + at + i * BLOCK
-            more = more + (load_part(add_at, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS),)
+            more = more + (load_part(add_at, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR, 0.0, READS),)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     wide = ()
     for i in tl.static_range(CHUNKS):
@@ -92,7 +92,7 @@ def layer_norm_forward(
         if HAS_RESIDUAL:
             h = (x + more[i].to(tl.float32)).to(h_ptr.dtype.element_ty)
             to = h_ptr + at + i * BLOCK
-            store_part(to, h, i * BLOCK + col, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
+            store_part(to, h, i * BLOCK + col, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR, WRITES)
             x = h.to(tl.float32)
         total += x
         wide = wide + (x,)
@@ -100,7 +100,7 @@ def layer_norm_forward(
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
-        centered = tl.where((c >= lead) & (c < end) if SHIFTED else c < cols, wide[i] - mean, 0.0)
+        centered = tl.where((c >= lead) & (c < end) if UNALIGNED else c < cols, wide[i] - mean, 0.0)
         squares += centered * centered
     rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
     if SAVE:
@@ -110,22 +110,22 @@ def layer_norm_forward(
     AHEAD: tl.constexpr = 1 if CHUNKS <= 4 else 0
     for i in tl.static_range(0 if EARLY else AHEAD):
         if HAS_WEIGHT and i < CHUNKS:
-            weights = weights + (column_part(weight_ptr, i * BLOCK + col, lead, end, SHIFTED),)
+            weights = weights + (column_part(weight_ptr, i * BLOCK + col, lead, end, UNALIGNED),)
         if HAS_BIAS and i < CHUNKS:
-            biases = biases + (column_part(bias_ptr, i * BLOCK + col, lead, end, SHIFTED),)
+            biases = biases + (column_part(bias_ptr, i * BLOCK + col, lead, end, UNALIGNED),)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
         if HAS_WEIGHT and not EARLY and i + AHEAD < CHUNKS:
-            weights = weights + (column_part(weight_ptr, c + AHEAD * BLOCK, lead, end, SHIFTED),)
+            weights = weights + (column_part(weight_ptr, c + AHEAD * BLOCK, lead, end, UNALIGNED),)
         if HAS_BIAS and not EARLY and i + AHEAD < CHUNKS:
-            biases = biases + (column_part(bias_ptr, c + AHEAD * BLOCK, lead, end, SHIFTED),)
+            biases = biases + (column_part(bias_ptr, c + AHEAD * BLOCK, lead, end, UNALIGNED),)
         y = (wide[i] - mean) * rstd
         if HAS_WEIGHT:
             y *= weights[i].to(tl.float32)
         if HAS_BIAS:
             y += biases[i].to(tl.float32)
         y = y.to(y_ptr.dtype.element_ty)
-        store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
+        store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR, WRITES)
 
 
 @jit
@@ -301,16 +301,16 @@ def layer_norm_backward(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
-    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
+    UNALIGNED: tl.constexpr,  # rows are not aligned to VECTOR elements
     VECTOR: tl.constexpr,
 ):
     """A program walks over tiles of rows with a stride of the grid; the next tiles are on their way meanwhile.
 
-    Where rows start inside accesses, a tile is one row and the grid a multiple of VECTOR: all rows of a program start
+    Where rows are unaligned, a tile is one row and the grid a multiple of VECTOR: all rows of a program start
     at the same place of an access, and columns stay where they are in registers.
     """
     lead = 0
-    if SHIFTED:
+    if UNALIGNED:
         lead = row_lead(tl.program_id(0), cols, VECTOR)
     end = lead + cols
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
@@ -323,13 +323,13 @@ def layer_norm_backward(
         b_shares = b_shares + (tl.zeros([ROWS, BLOCK], tl.float32),)
         if HAS_WEIGHT and KEEP_WEIGHT:
             c = i * BLOCK + col
-            w = tl.load(weight_ptr + c - lead, mask=(c >= lead) & (c < end) if SHIFTED else c < cols, other=0.0)
+            w = tl.load(weight_ptr + c - lead, mask=(c >= lead) & (c < end) if UNALIGNED else c < cols, other=0.0)
             weights = weights + (w.to(tl.float32),)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
         there = row < rows
-        at = row_start(row, cols, SHIFTED, VECTOR) + col
-        x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
+        at = row_start(row, cols, UNALIGNED, VECTOR) + col
+        x_at = x_ptr + row_start(row, x_stride, UNALIGNED, VECTOR) + col
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
         grads = ()
@@ -340,9 +340,9 @@ def layer_norm_backward(
         level = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
             c = i * BLOCK + col
-            x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
+            x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR).to(tl.float32)
             n = (x - mean) * rstd
-            g = load_part(dy_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
+            g = load_part(dy_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR).to(tl.float32)
             if WANT_DW:
                 w_updated = w_updated + (w_shares[i] + g * n,)
             if WANT_DB:
@@ -351,7 +351,9 @@ def layer_norm_backward(
                 if KEEP_WEIGHT:
                     g *= weights[i]
                 else:
-                    w = tl.load(weight_ptr + c - lead, mask=(c >= lead) & (c < end) if SHIFTED else c < cols, other=0.0)
+                    w = tl.load(
+                        weight_ptr + c - lead, mask=(c >= lead) & (c < end) if UNALIGNED else c < cols, other=0.0
+                    )
                     g *= w.to(tl.float32)
             along += g * n  # g is zero outside the row, so the sums need no mask
             level += g
@@ -367,15 +369,17 @@ def layer_norm_backward(
             c = i * BLOCK + col
             dx = (grads[i] - normed[i] * slope - shift) * rstd
             if HAS_DH:
-                dx += load_part(dh_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
+                dx += load_part(dh_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR).to(
+                    tl.float32
+                )
             dx = dx.to(dx_ptr.dtype.element_ty)
-            store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+            store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR)
     let_next_start(EARLY)
-    pitch = share_pitch(cols) if SHIFTED else cols
+    pitch = share_pitch(cols) if UNALIGNED else cols
     to = shares_ptr + tl.program_id(0).to(tl.int64) * pitch + first_row - lead
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + first_row
-        in_cols = (c >= lead) & (c < end) if SHIFTED else c < cols
+        in_cols = (c >= lead) & (c < end) if UNALIGNED else c < cols
         if WANT_DW:
             tl.store(to + i * BLOCK, tl.sum(w_shares[i], axis=0)[None, :], mask=in_cols)
         if WANT_DB:

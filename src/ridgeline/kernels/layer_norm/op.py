@@ -194,8 +194,8 @@ def _plan_forward(
         return _plan_apart(chosen, x, residual, weight, bias, y, h, rows, cols, stride, ends, save), rows, cols, stats
     if chosen.chunks:
         kind = _FORWARD
-        vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
-        constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
+        vector, unaligned, chunks = pieces_of(chosen, size, pointers, cols, stride)
+        constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "UNALIGNED": unaligned,
                       "VECTOR": vector, "READS": "" if has_residual else chosen.reads,
                       "WRITES": chosen.writes, "EARLY": chosen.early}  # fmt: skip
     else:
@@ -216,7 +216,7 @@ def _plan_apart(
     chosen: config.Forward, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor,
     h: Tensor, rows: int, cols: int, stride: int, vector: int, save: bool,
 ) -> Any:  # fmt: skip
-    """Rows that start inside accesses, a program each, weight and bias from copies that start where rows can."""
+    """Unaligned rows, a program each, weight and bias from copies that start where rows can."""
     width, copies = plan_copies(weight, bias, cols, vector, x)
     w, b = x if weight is None else weight, x if bias is None else bias
     given = weight is not None or bias is not None
@@ -282,14 +282,14 @@ def _plan_backward(
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
     shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
     ends = ends_access(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
-    in_words = words_access(dy, x, w, pointers, rows, cols, stride)
-    past = has_dh and in_words and past_access(dh, x, shifts)
-    waits = in_words and not has_dh
+    packed_words = words_access(dy, x, w, pointers, rows, cols, stride)
+    past = has_dh and packed_words and past_access(dh, x, shifts)
+    waits = packed_words and not has_dh
     chosen = tuning.choose(
         "layer_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
         (config.past_words(rows, cols) if past else None)
-        or (config.walked_ahead(rows, cols, size, shifts) if waits else None)
+        or (config.persistent_pipelined(rows, cols, size, shifts) if waits else None)
         or (config.backward_ends(rows, cols // ends * ends, size, waits) if ends else None)
         or config.backward(rows, cols, size, shifts, waits),
     )
@@ -302,17 +302,17 @@ def _plan_backward(
     if not chosen.chunks:
         return _plan_backward_long(dy, x, w, mean, rstd, dh, dx, rows, cols, stride, want, flags, vector)
     programs = max(1, min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(on)))
-    shifted, chunks = False, chosen.chunks
+    unaligned, chunks = False, chosen.chunks
     if chosen.rows == 1:
         narrow = min(dx.element_size(), dy.element_size())
-        vector, shifted, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
-        programs = max(1, programs // vector) * vector if shifted else programs
+        vector, unaligned, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
+        programs = max(1, programs // vector) * vector if unaligned else programs
     apart = ends and chosen.ends
-    tile = {"KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows, "CHUNKS": chunks, "SHIFTED": shifted}
+    tile = {"KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows, "CHUNKS": chunks, "UNALIGNED": unaligned}
     if apart:
         vector, programs = ends, walkers(rows, chosen, ends, on)
         tile = {"CHUNKS": cdiv(cols // ends * ends, chosen.block)}
-    pitch = share_pitch(cols) if shifted or apart else cols
+    pitch = share_pitch(cols) if unaligned or apart else cols
     partial = template((2, programs, pitch), torch.float32, x.device)
     early = chosen.early and not INTERPRETING
     run = (_BACKWARD_ENDS if apart else _BACKWARD).bind(

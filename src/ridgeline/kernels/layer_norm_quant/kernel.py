@@ -39,12 +39,12 @@ def layer_norm_quantized(
     EVEN: tl.constexpr,  # rows fill their pieces
     STAGES: tl.constexpr,
     KEEP: tl.constexpr,  # programs walk over several tiles and keep weight and bias meanwhile
-    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements, all rows of a program alike
+    UNALIGNED: tl.constexpr,  # rows are not aligned to VECTOR elements, all rows of a program alike
     VECTOR: tl.constexpr,
 ):
     """A program takes every P-th tile of rows; with stages, the next ones are on their way meanwhile."""
     lead = 0
-    if SHIFTED:
+    if UNALIGNED:
         lead = row_lead(tl.program_id(0), cols, VECTOR)
     end = lead + cols
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
@@ -53,7 +53,7 @@ def layer_norm_quantized(
     biases = ()
     for i in tl.static_range(CHUNKS if KEEP else 0):
         c = i * BLOCK + col
-        in_cols = (c >= lead) & (c < end) if SHIFTED else (c < cols) | EVEN
+        in_cols = (c >= lead) & (c < end) if UNALIGNED else (c < cols) | EVEN
         if HAS_WEIGHT:
             w = tl.load(weight_ptr + c - lead, mask=in_cols, other=0.0)
             weights = weights + (w.to(tl.float32),)
@@ -62,17 +62,17 @@ def layer_norm_quantized(
             biases = biases + (b.to(tl.float32),)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
-        at = row_start(row, cols, SHIFTED, VECTOR) + col
-        x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
+        at = row_start(row, cols, UNALIGNED, VECTOR) + col
+        x_at = x_ptr + row_start(row, x_stride, UNALIGNED, VECTOR) + col
         held = ()
         total = 0.0
         for i in tl.static_range(CHUNKS):
-            x = read_piece(x_at, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, SHIFTED, VECTOR)
+            x = read_piece(x_at, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, UNALIGNED, VECTOR)
             if HAS_RESIDUAL:
                 more = residual_ptr + at
-                h = x + read_piece(more, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, SHIFTED, VECTOR)
+                h = x + read_piece(more, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, UNALIGNED, VECTOR)
                 h = h.to(h_ptr.dtype.element_ty)
-                write_piece(h_ptr + at, h, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, SHIFTED, VECTOR)
+                write_piece(h_ptr + at, h, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, UNALIGNED, VECTOR)
                 x = h.to(tl.float32)
             total = x if i == 0 else total + x
             held = held + (x,)
@@ -82,15 +82,15 @@ def layer_norm_quantized(
         for i in tl.static_range(CHUNKS):
             off = held[i] - mean
             c = i * BLOCK + col
-            if not EVEN and (i == CHUNKS - 1 or (SHIFTED and (i == 0 or i == CHUNKS - 2))):
-                off = tl.where((c >= lead) & (c < end) if SHIFTED else c < cols, off, 0.0)
+            if not EVEN and (i == CHUNKS - 1 or (UNALIGNED and (i == 0 or i == CHUNKS - 2))):
+                off = tl.where((c >= lead) & (c < end) if UNALIGNED else c < cols, off, 0.0)
             squares += off * off
             centered = centered + (off,)
         rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) * inverse + eps)
         normed = ()
         for i in tl.static_range(CHUNKS):
             c = i * BLOCK + col
-            in_cols = (c >= lead) & (c < end) if SHIFTED else (c < cols) | EVEN
+            in_cols = (c >= lead) & (c < end) if UNALIGNED else (c < cols) | EVEN
             y = centered[i] * rstd
             if HAS_WEIGHT:
                 if KEEP:
@@ -105,5 +105,5 @@ def layer_norm_quantized(
             normed = normed + (y,)  # zero in the padding of a row, which is no candidate for its largest
         write_quantized(
             normed, 0.0 * rstd + 1.0, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, lead, INTEGER, GROUP,
-            PARTS, ROWS, CHUNKS, BLOCK, SHIFTED, VECTOR,
+            PARTS, ROWS, CHUNKS, BLOCK, UNALIGNED, VECTOR,
         )  # fmt: skip

@@ -84,10 +84,10 @@ def _plan(
     pointers = x.data_ptr() | r.data_ptr() | w.data_ptr() | b.data_ptr()
     tiles = cdiv(rows, chosen.rows)
     walking = chosen.programs_per_sm * num_sms(x.get_device())
-    vector, shifted = config.access(chosen, pointers, x.element_size(), rows, cols, stride)
+    vector, unaligned = config.access(chosen, pointers, x.element_size(), rows, cols, stride)
     # a piece without a column of the row is none: only the last one of a row is masked
-    chunks = cdiv(cols + vector - 1 if shifted else cols, chosen.block)
-    if shifted:  # all rows of a program start alike
+    chunks = cdiv(cols + vector - 1 if unaligned else cols, chosen.block)
+    if unaligned:  # all rows of a program start alike
         tiles, walking = tiles // vector * vector, max(1, walking // vector) * vector
     run = _QUANTIZED.bind(
         (x, r, w, b, q, scale, r, *numbers, 0.0, 0.0),
@@ -95,8 +95,8 @@ def _plan(
         constants={"HAS_WEIGHT": weight is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
                    "INTEGER": kind == "int8", "GROUP": group, "PARTS": chosen.block // group if group else 1,
                    "ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "EVEN": cols == chunks * chosen.block,
-                   "STAGES": chosen.num_stages, "KEEP": walking > 0, "SHIFTED": shifted,
-                   "VECTOR": vector if shifted else 1},
+                   "STAGES": chosen.num_stages, "KEEP": walking > 0, "UNALIGNED": unaligned,
+                   "VECTOR": vector if unaligned else 1},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm) if walking else 0,

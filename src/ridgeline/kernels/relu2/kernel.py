@@ -32,11 +32,11 @@ def backward_masked(dy_at, x_at, dx_at, inside):
 
 
 @jit
-def relu2_forward(x_ptr, y_ptr, num, BLOCK: tl.constexpr, SHIFTED: tl.constexpr):
-    """SHIFTED: elements end inside an access. Whole blocks have no mask then, and accesses that are as wide."""
+def relu2_forward(x_ptr, y_ptr, num, BLOCK: tl.constexpr, UNALIGNED: tl.constexpr):
+    """UNALIGNED: elements end inside an access. Whole blocks have no mask then, and accesses that are as wide."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)
-    if SHIFTED:
+    if UNALIGNED:
         if start + BLOCK <= num:
             tl.store(y_ptr + at, squared(tl.load(x_ptr + at)).to(y_ptr.dtype.element_ty))
         else:
@@ -46,10 +46,10 @@ def relu2_forward(x_ptr, y_ptr, num, BLOCK: tl.constexpr, SHIFTED: tl.constexpr)
 
 
 @jit
-def relu2_backward(dy_ptr, x_ptr, dx_ptr, num, BLOCK: tl.constexpr, SHIFTED: tl.constexpr):
+def relu2_backward(dy_ptr, x_ptr, dx_ptr, num, BLOCK: tl.constexpr, UNALIGNED: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     at = start + tl.arange(0, BLOCK)
-    if SHIFTED:
+    if UNALIGNED:
         if start + BLOCK <= num:
             dx = sloped(tl.load(x_ptr + at), tl.load(dy_ptr + at))
             tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty))

@@ -57,11 +57,11 @@ def _plan(name: str, kind: Kernel, tensors: tuple[Tensor, ...], num: int) -> Any
     pointers = 0
     for tensor in tensors:
         pointers |= tensor.data_ptr()
-    vector, shifted = access_of(tensors[-1].element_size(), pointers, num)
+    vector, unaligned = access_of(tensors[-1].element_size(), pointers, num)
     return kind.bind(
         (*tensors, num),
         grid=(cdiv(num, chosen.block),),
-        constants={"BLOCK": chosen.block, "SHIFTED": shifted},
+        constants={"BLOCK": chosen.block, "UNALIGNED": unaligned},
         num_warps=chosen.num_warps,
         device=tensors[0].get_device(),
         vector=vector,

@@ -18,7 +18,7 @@ class Forward:
     blocks.
 
     ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last"). ``apart``: rows
-    that start inside accesses, the few elements at their ends apart, weights from copies that start where rows can.
+    that are unaligned, the few elements at their ends apart, weights from copies that start where rows can.
     ``early``: weights are asked for with the row, not when its sum is known. ``programs_per_sm``: registers are such
     that so many programs share an SM (0: as the compiler likes)."""
 
@@ -45,7 +45,7 @@ class Backward:
     programs_per_sm: int
     keep_weight: bool
     ends: bool = False
-    """Of rows that start inside accesses, the few elements outside whole accesses are handled apart."""
+    """Of unaligned rows, the few elements outside whole accesses are handled apart."""
     early: bool = True
     """The kernel that adds up the shares starts while this one ends: 2048×4096 22.5 µs, 24.0 else; 8192×128 11.6 and
     12.8, LayerNorm 1024×12288 33.2 and 35.2. Let in from this one's start on it is in the way: 23.3, 11.9, 34.0."""
@@ -118,12 +118,12 @@ def narrow_tile(rows: int, cols: int, itemsize: int, num_warps: int) -> tuple[in
     return 2 * num_warps, 3, lanes(itemsize) // 2, num_warps
 
 
-LEAST_WALKED = 4096
-"""Backward, rows that start inside accesses are walked over where there are so many."""
+LEAST_PERSISTENT_ROWS = 4096
+"""Backward, unaligned rows are walked over where there are so many."""
 
 
 def apart(rows: int, whole: int, itemsize: int, centered: bool = False) -> Forward | None:
-    """Rows that start inside accesses and have ``whole`` columns in whole accesses; None where they are few or long.
+    """Unaligned rows and have ``whole`` columns in whole accesses; None where they are few or long.
 
     RMSNorm 32768×4099 131 µs (150 where programs walked over rows, 153 with masks), 16384×7001 115 (129), 131072×1001
     128 (145), 65536×2049 130 (159), 8192×12289 105 (143 with masks). LayerNorm (``centered``) 137 (152), 127 (128), 132
@@ -133,7 +133,7 @@ def apart(rows: int, whole: int, itemsize: int, centered: bool = False) -> Forwa
     and 32725×1035 70 on two warps (143 and 91 on eight). LayerNorm of 65536×2065, of which four warps would fill two
     thirds of their places, 142 on two (166).
     """
-    # rows that start inside accesses are worth copies of their weights from so many bytes on, LayerNorm's from half as
+    # unaligned rows are worth copies of their weights from so many bytes on, LayerNorm's from half as
     # many: these take 1 to 2 µs
     enough = rows * whole * itemsize * (1 + centered) >= 16 << 20
     if not enough or not 512 <= whole <= 20480 or (itemsize == 4 and not centered):
@@ -163,7 +163,7 @@ def forward(rows: int, cols: int, itemsize: int, added: bool = False) -> Forward
     65536×1152 74.4 µs and 82.5, 65536×1280 82.5 and 88.2, 65536×1536 97.6 and 99.1 (copies as large 77.1, 85.4, 100.9);
     not timed where something is ``added`` to them."""
     chosen = held(rows, cols, itemsize)
-    if itemsize == 2 and 1024 < cols <= 1536 and rows >= LEAST_WALKED and not added:
+    if itemsize == 2 and 1024 < cols <= 1536 and rows >= LEAST_PERSISTENT_ROWS and not added:
         chosen = Forward(4, cdiv(cols, 256), 256, 4)
     for num_warps in (8, 16):
         if itemsize == 2 and 384 * num_warps < cols <= 512 * num_warps:
@@ -295,7 +295,7 @@ def if_enough(found: Backward | None, rows: int) -> Backward | None:
     return found if found is not None and rows * found.split >= 6 * 132 * found.programs_per_sm else None
 
 
-def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward | None:
+def persistent_pipelined(rows: int, cols: int, itemsize: int, unaligned: bool) -> Backward | None:
     """Where rows finished a turn after their sums were taken are the fastest; None elsewhere.
 
     65536×642: 79.6 µs, 107.8 with masks; 16384×7001 186, 193 read twice in shared memory; 3048×11450 69.9 and 75.0;
@@ -305,18 +305,18 @@ def walked_ahead(rows: int, cols: int, itemsize: int, shifted: bool) -> Backward
     116). Since places in memory are counted along, 4431×5376 46.2 (47.8 read twice) and 65536×392 51.3 (53.0 held), but
     65536×369 55.6 (52.4) and float32 36830×1204 182 (154).
     """
-    if cols > ((12288 if shifted else 14336) if itemsize == 4 else 24576):
+    if cols > ((12288 if unaligned else 14336) if itemsize == 4 else 24576):
         return if_enough(split_tile(cols, itemsize, 1), rows)
     if itemsize == 4:
         wanted = cols > 8192
     else:
-        wanted = 512 < cols <= 768 or 6144 < cols <= 12288 if shifted else 8192 < cols <= 10240 or 5120 < cols <= 6144
-        wanted = wanted or (not shifted and 256 < cols < 512 and rows >= 16384)
+        wanted = 512 < cols <= 768 or 6144 < cols <= 12288 if unaligned else 8192 < cols <= 10240 or 5120 < cols <= 6144
+        wanted = wanted or (not unaligned and 256 < cols < 512 and rows >= 16384)
     return if_enough(ahead_tile(cols, itemsize, 1), rows) if wanted else None
 
 
-def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
-    """Rows that wait in shared memory: those that start inside accesses, and those too long for registers.
+def packed_words(rows: int, cols: int, unaligned: bool) -> Backward | None:
+    """Rows that wait in shared memory: those that are unaligned, and those too long for registers.
 
     65536×1588 176 µs (202 with masks), 27327×2241 109 (127; 117 on two warps), 9000×6001 95.2 (109), 3904×15708 116,
     4096×20480 156 (252 read twice). Where rows fill accesses and registers hold them,
@@ -324,20 +324,20 @@ def in_words(rows: int, cols: int, shifted: bool) -> Backward | None:
     eight warps are enough: 2672×14336 69.6 (70.8 on sixteen, 73.3 held on 32), 11460×14803 301 (319 on sixteen).
     Aligned rows that fill 32 warps are held: 15334×16384 379 (a copy as large 358). 8000×5001 73.1.
     """
-    if 1024 < cols <= 1536 and rows >= LEAST_WALKED and not shifted:  # 15218×1248: 38.0 µs, 40.7 held on eight warps
+    if 1024 < cols <= 1536 and rows >= LEAST_PERSISTENT_ROWS and not unaligned:  # 15218×1248: 38.0, 40.7 µs held
         return again(cols, 2, 2, 8, True)
-    if shifted and 1024 < cols <= 3072 and rows >= LEAST_WALKED:
+    if unaligned and 1024 < cols <= 3072 and rows >= LEAST_PERSISTENT_ROWS:
         return again(cols, 2, 2, 8, True) if cols <= 2048 else again(cols, 4, 3, 4, True)
-    if shifted and 4608 < cols <= 8192:
+    if unaligned and 4608 < cols <= 8192:
         return again(cols, 8, 3, 2, True)
-    if 5120 < cols <= 6144 and rows >= LEAST_WALKED:
+    if 5120 < cols <= 6144 and rows >= LEAST_PERSISTENT_ROWS:
         # 9000×6001, which starts inside accesses, has 87 % of a copy as large so, 8577×5896 80 % held
         return again(cols, 8, 3, 2, True)
-    if shifted and 8192 < cols <= 12288:  # where they are few
+    if unaligned and 8192 < cols <= 12288:  # where they are few
         return again(cols, 16, 3, 1, True)
     if 12288 < cols <= 15360:
         return again(cols, 8, 3 if cols <= 14336 else 2, 1)
-    if shifted and 15360 < cols <= 16384:
+    if unaligned and 15360 < cols <= 16384:
         return again(cols, 16, 3, 1, True)
     if 16384 < cols <= 24576:
         return again(cols, 16, 2, 1, cols > 20480)
@@ -353,7 +353,7 @@ def past_words(rows: int, cols: int) -> Backward | None:
     Two rows in shared memory, not three, where rows are long: what is added comes through the L1, which has what shared
     memory leaves. 3000×14336 98.2 and 105.3 µs, LayerNorm 4096×14336 130 and 143.
     """
-    if 5120 < cols <= 6144 and rows >= LEAST_WALKED:
+    if 5120 < cols <= 6144 and rows >= LEAST_PERSISTENT_ROWS:
         return again(cols, 8, 3, 2, True)
     if 12288 < cols <= 16384:
         return again(cols, 8, 2, 1)
@@ -363,7 +363,7 @@ def past_words(rows: int, cols: int) -> Backward | None:
 
 
 def backward(
-    rows: int, cols: int, itemsize: int, num_sums: int = 1, shifted: bool = False, words: bool = False
+    rows: int, cols: int, itemsize: int, num_sums: int = 1, unaligned: bool = False, words: bool = False
 ) -> Backward:
     """Two tiles on their way, and as many programs as the registers of their tiles and column sums allow.
 
@@ -372,9 +372,9 @@ def backward(
     256 in a program of its own: 86 µs against 104 with four warps for LayerNorm of 65536×768, 44 and 61 for 65536×320
     (RMSNorm 43 and 50), 10.8 and 28.7 for 4550×264, 52 and 142 for 65536×305, float32 65536×448 95 and 112.
     """
-    found = walked_ahead(rows, cols, itemsize, shifted) if words and num_sums == 1 else None
+    found = persistent_pipelined(rows, cols, itemsize, unaligned) if words and num_sums == 1 else None
     if found is None and words and num_sums == 1 and itemsize == 2:
-        found = in_words(rows, cols, shifted)
+        found = packed_words(rows, cols, unaligned)
     if found is not None:
         return found
     short = short_tile(rows, cols, itemsize, 4)
@@ -389,22 +389,22 @@ def backward(
         if held > 16:
             return Backward(1, *short[1:3], 1, 3, 10 if held <= 24 else 8, True)
         if held > 8:
-            programs = 8 if rows < 16384 else 12 if itemsize == 4 or shifted else 16
+            programs = 8 if rows < 16384 else 12 if itemsize == 4 or unaligned else 16
             return Backward(1, *short[1:3], 1, 3, programs, True)
-        fewer = num_sums == 2 and (itemsize == 4 or shifted)  # all must be there at once, and these take registers
+        fewer = num_sums == 2 and (itemsize == 4 or unaligned)  # all must be there at once, and these take registers
         return Backward(*short, 3, 6 if fewer else 8, True)
-    if 1024 < cols <= 1792 and itemsize == 4 and not shifted:  # LayerNorm 54126×1600: 258 µs, 306 on eight warps
+    if 1024 < cols <= 1792 and itemsize == 4 and not unaligned:  # LayerNorm 54126×1600: 258 µs, 306 on eight warps
         return Backward(1, cdiv(cols, 512), 512, 4, 3, 4, True)
-    if shifted and num_sums == 1 and cols <= 4096:  # masks take registers: all programs must be there at once
+    if unaligned and num_sums == 1 and cols <= 4096:  # masks take registers: all programs must be there at once
         wide = Backward(1, cdiv(cols, 1024), 1024, 4, 3, 2, True)
         return wide if cols > 2048 else Backward(1, 1, 2048, 8, 3, 3, True)
     if cols <= 4096:
         num_warps = 4 if 2048 < cols <= 3072 else 8
         chunks = cdiv(cols, 256 * num_warps)
-        least = itemsize == 4 or shifted
+        least = itemsize == 4 or unaligned
         programs = {1: 3 if least else 4, 2: 2, 3: 2 if least else 3}[chunks]
         return Backward(1, chunks, 256 * num_warps, num_warps, 3, programs, True)
-    if cols <= 5120 and itemsize == 2 and not (shifted and num_sums == 2):
+    if cols <= 5120 and itemsize == 2 and not (unaligned and num_sums == 2):
         # 8192×5120: 70.7 µs, 72.4 in three pieces on eight warps; LayerNorm 16384×5120 132 and 156
         return Backward(1, 5, 1024, 4, 3, 2, True)
     if cols <= 6144:

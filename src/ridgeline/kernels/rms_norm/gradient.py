@@ -53,9 +53,9 @@ def word(values, WIDE: gl.constexpr, BF16: gl.constexpr):
 
 
 @gluon_jit
-def weight_words(weight_ptr, c, lead, left, WIDE: gl.constexpr, SHIFTED: gl.constexpr):
-    """Weights as words; where rows start inside accesses, so do these, and they are read one by one."""
-    if not SHIFTED:
+def weight_words(weight_ptr, c, lead, left, WIDE: gl.constexpr, UNALIGNED: gl.constexpr):
+    """Weights as words; where rows are unaligned, so do these, and they are read one by one."""
+    if not UNALIGNED:
         at = weight_ptr.to(gl.pointer_type(gl.int32), bitcast=True)
         return gl.load(at + c, mask=c < (left if WIDE else left // 2), other=0)
     elif WIDE:
@@ -293,11 +293,11 @@ def finish_edges(to, ends, w, own, mean, rstd, by_x, shift, dw, db, CENTERED: gl
 @gluon_jit
 def store_shares(
     to, second, dw, db, whole, CHUNKS: gl.constexpr, BLOCK: gl.constexpr, WANT_DW: gl.constexpr, WANT_DB: gl.constexpr,
-    WIDE: gl.constexpr, SHIFTED: gl.constexpr,
+    WIDE: gl.constexpr, UNALIGNED: gl.constexpr,
 ):  # fmt: skip
     """A program's column sums of ``whole`` columns, those of the bias ``second`` numbers further."""
     NUM: gl.constexpr = 1 if WIDE else 2
-    S: gl.constexpr = gl.BlockedLayout([1 if SHIFTED else 4], [32], [gl.num_warps()], [0])
+    S: gl.constexpr = gl.BlockedLayout([1 if UNALIGNED else 4], [32], [gl.num_warps()], [0])
     col = gl.arange(0, BLOCK, S)
     for i in gl.static_range(CHUNKS):
         at = to + i * BLOCK + col
@@ -371,13 +371,13 @@ def norm_backward_ahead(
     BLOCK: gl.constexpr,  # columns of a piece: one access of every lane
     SLOTS: gl.constexpr,
     EARLY: gl.constexpr,
-    SHIFTED: gl.constexpr,  # rows start inside accesses; P rows fill accesses, a program's rows start alike
+    UNALIGNED: gl.constexpr,  # rows are unaligned; P rows fill accesses, a program's rows start alike
     SHARED: gl.constexpr,  # where weights wait: 0 in registers, 1 in shared memory, 2 where they are
     SPLIT: gl.constexpr,  # programs of a cluster share a row; P counts clusters
 ):
     """Rows turn + 2 to turn + SLOTS are on their way while row turn is finished and the sums of row turn + 1 are taken.
 
-    Ends of rows that start inside accesses are apart, a number a lane of the first warp. Programs that share a row have
+    Ends of unaligned rows are apart, a number a lane of the first warp. Programs that share a row have
     a stretch of its columns each, and tell each other what their warps have summed. Places in memory are counted along:
     computed from a turn's number they were a tenth of all instructions.
     """
@@ -405,7 +405,7 @@ def norm_backward_ahead(
     step = gl.num_programs(0) // SPLIT
     num_turns = (rows - first + step - 1) // step
     lead = 0
-    if SHIFTED:
+    if UNALIGNED:
         lead = ((VECTOR - first.to(gl.int64) * cols % VECTOR) % VECTOR).to(gl.int32)
     whole = (cols - lead) // VECTOR * VECTOR
     tail = lead + whole
@@ -434,7 +434,7 @@ def norm_backward_ahead(
         x_off += x_step
         dy_off += dy_step
         row += step
-    if SHIFTED:
+    if UNALIGNED:
         k, edge, own = edges_of(lead, tail, cols, VECTOR, ONE)
         if SPLIT > 1:
             own = own & gl.where(k < VECTOR, rank == 0, rank == SPLIT - 1)
@@ -451,7 +451,7 @@ def norm_backward_ahead(
     db = ()
     for i in gl.static_range(CHUNKS):
         if HAS_WEIGHT and SHARED < 2:
-            words = weight_words(weight_at + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
+            words = weight_words(weight_at + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, UNALIGNED)
             if SHARED:
                 weights = weights + (gl.allocate_shared_memory(gl.int32, [PIECE], FLAT, words),)  # type: ignore[assignment]
             else:
@@ -472,14 +472,14 @@ def norm_backward_ahead(
         ws = (1.0, 1.0)
         if HAS_WEIGHT:
             if SHARED == 2:
-                ww = weight_words(weight_at + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
+                ww = weight_words(weight_at + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, UNALIGNED)
             else:
                 ww = weights[i].load(L) if SHARED else weights[i]
             ws = weight_numbers(ww, offset, OFFSET, SHARED == 0, WIDE, BF16)
         along, level = summed(xs[i], dys[i], ws, mean, along, level, HAS_WEIGHT, CENTERED, WIDE, BF16)
     by_lane = sums_by_lane(along, LANES, ONE)
     level_by_lane = sums_by_lane(level, LANES, ONE)
-    if SHIFTED:
+    if UNALIGNED:
         more, more_level = edge_sums(ends, w_edge, own, mean, CENTERED, WIDE)
         by_lane += more
         level_by_lane += more_level
@@ -501,7 +501,7 @@ def norm_backward_ahead(
         left = gl.where(turn + SLOTS < num_turns, width, 0)
         ask_for_row(x_places, dy_places, slot, x_at + x_off, dy_at + dy_off, c, left, CHUNKS, FULL, PIECE)
         ask_for_statistics(rstd_places, mean_places, slot, rstd_ptr + row, mean_ptr + row, left, CENTERED)
-        if SHIFTED:
+        if UNALIGNED:
             there = own & (turn + 2 < num_turns)
             x_next = numbers_at(x_at + x_off - (SLOTS - 2) * x_step, KIND) + off
             dy_next = numbers_at(dy_at + dy_off - (SLOTS - 2) * dy_step, KIND) + off
@@ -515,7 +515,7 @@ def norm_backward_ahead(
             ws = (1.0, 1.0)
             if HAS_WEIGHT:
                 if SHARED == 2:
-                    ww = weight_words(weight_at + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, SHIFTED)
+                    ww = weight_words(weight_at + i * BLOCK, c, lead, whole - i * BLOCK, WIDE, UNALIGNED)
                 else:
                     ww = weights[i].load(L) if SHARED else weights[i]
                 ws = weight_numbers(ww, offset, OFFSET, SHARED == 0, WIDE, BF16)
@@ -534,7 +534,7 @@ def norm_backward_ahead(
             along, level = summed(xs[i], dys[i], ws, mean_next, along, level, HAS_WEIGHT, CENTERED, WIDE, BF16)
         by_lane = sums_by_lane(along, LANES, ONE)
         level_by_lane = sums_by_lane(level, LANES, ONE)
-        if SHIFTED:
+        if UNALIGNED:
             to = numbers_at(dx_at + dy_off, KIND) + off
             now = ends_again(kept, WIDE, BF16)
             dw_edge, db_edge = finish_edges(to, now, w_edge, own, mean, rstd, by_x, shift, dw_edge, db_edge, CENTERED)
@@ -558,8 +558,8 @@ def norm_backward_ahead(
     let_next_start(EARLY)
     to = shares_ptr + first.to(gl.int64) * share_pitch(cols)
     second = step.to(gl.int64) * share_pitch(cols)
-    store_shares(to + lead + start * NUM, second, dw, db, whole, CHUNKS, BLOCK, WANT_DW, WANT_DB, WIDE, SHIFTED)
-    if SHIFTED:
+    store_shares(to + lead + start * NUM, second, dw, db, whole, CHUNKS, BLOCK, WANT_DW, WANT_DB, WIDE, UNALIGNED)
+    if UNALIGNED:
         if WANT_DW:
             gl.store(to + edge, dw_edge, mask=own)
         if WANT_DB:

@@ -43,7 +43,7 @@ def rms_norm_forward(
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
-    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
+    UNALIGNED: tl.constexpr,  # rows are not aligned to VECTOR elements
     VECTOR: tl.constexpr,
     READS: tl.constexpr,  # what the L2 is told of what is read and written
     WRITES: tl.constexpr,
@@ -54,21 +54,21 @@ def rms_norm_forward(
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
     there = row < rows
     lead = 0
-    if SHIFTED:
+    if UNALIGNED:
         lead = row_lead(row, cols, VECTOR)
     end = lead + cols
-    at = row_start(row, cols, SHIFTED, VECTOR) + col
-    x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
+    at = row_start(row, cols, UNALIGNED, VECTOR) + col
+    x_at = x_ptr + row_start(row, x_stride, UNALIGNED, VECTOR) + col
     held, more, weights = (), (), ()
     if HAS_WEIGHT and EARLY:
         for i in tl.static_range(CHUNKS):
-            weights = weights + (column_part(weight_ptr, i * BLOCK + col, lead, end, SHIFTED),)
+            weights = weights + (column_part(weight_ptr, i * BLOCK + col, lead, end, UNALIGNED),)
     for i in tl.static_range(CHUNKS):  # all is asked for before anything is written, which no read may overtake
         c = i * BLOCK + col
-        held = held + (load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS),)
+        held = held + (load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR, 0.0, READS),)
         if HAS_RESIDUAL:
             add_at = residual_ptr + at + i * BLOCK
-            more = more + (load_part(add_at, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS),)
+            more = more + (load_part(add_at, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR, 0.0, READS),)
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     wide = ()
     for i in tl.static_range(CHUNKS):
@@ -77,7 +77,7 @@ def rms_norm_forward(
             # Rounded as stored: the backward pass sees the very numbers that were normalized.
             h = (x + more[i].to(tl.float32)).to(h_ptr.dtype.element_ty)
             to = h_ptr + at + i * BLOCK
-            store_part(to, h, i * BLOCK + col, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
+            store_part(to, h, i * BLOCK + col, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR, WRITES)
             x = h.to(tl.float32)
         squares += x * x
         wide = wide + (x,)
@@ -88,16 +88,16 @@ def rms_norm_forward(
     AHEAD: tl.constexpr = 2 if BLOCK < 4096 else 1
     for i in tl.static_range(0 if EARLY else AHEAD):
         if HAS_WEIGHT and i < CHUNKS:
-            weights = weights + (column_part(weight_ptr, i * BLOCK + col, lead, end, SHIFTED),)
+            weights = weights + (column_part(weight_ptr, i * BLOCK + col, lead, end, UNALIGNED),)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
         if HAS_WEIGHT and not EARLY and i + AHEAD < CHUNKS:
-            weights = weights + (column_part(weight_ptr, c + AHEAD * BLOCK, lead, end, SHIFTED),)
+            weights = weights + (column_part(weight_ptr, c + AHEAD * BLOCK, lead, end, UNALIGNED),)
         y = wide[i] * rstd
         if HAS_WEIGHT:
             y *= weights[i].to(tl.float32) + offset
         y = y.to(y_ptr.dtype.element_ty)
-        store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
+        store_part(y_ptr + at + i * BLOCK, y, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR, WRITES)
 
 
 @jit
@@ -227,7 +227,7 @@ def rms_norm_backward(
     rstd_ptr,  # [R] fp32
     dh_ptr,  # [R, C] gradient that reaches x + residual past the norm
     dx_ptr,  # [R, C]
-    dw_ptr,  # [P, C] fp32, shifted rows share_pitch(C) apart: each program's share of the weight's gradient
+    dw_ptr,  # [P, C] fp32, unaligned rows share_pitch(C) apart: each program's share of the weight's gradient
     rows,
     cols,
     x_stride,
@@ -241,16 +241,16 @@ def rms_norm_backward(
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
-    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
+    UNALIGNED: tl.constexpr,  # rows are not aligned to VECTOR elements
     VECTOR: tl.constexpr,
 ):
     """A program walks over tiles of rows with a stride of the grid; the next tiles are on their way meanwhile.
 
-    Where rows start inside accesses, a tile is one row and the grid a multiple of VECTOR: all rows of a program start
+    Where rows are unaligned, a tile is one row and the grid a multiple of VECTOR: all rows of a program start
     at the same place of an access, and columns stay where they are in registers.
     """
     lead = 0
-    if SHIFTED:
+    if UNALIGNED:
         lead = row_lead(tl.program_id(0), cols, VECTOR)
     end = lead + cols
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)  # vectors are read in the layout of the tile
@@ -261,13 +261,13 @@ def rms_norm_backward(
         shares = shares + (tl.zeros([ROWS, BLOCK], tl.float32),)
         if HAS_WEIGHT and KEEP_WEIGHT:
             c = i * BLOCK + col
-            w = tl.load(weight_ptr + c - lead, mask=(c >= lead) & (c < end) if SHIFTED else c < cols, other=0.0)
+            w = tl.load(weight_ptr + c - lead, mask=(c >= lead) & (c < end) if UNALIGNED else c < cols, other=0.0)
             weights = weights + (w.to(tl.float32) + offset,)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
         there = row < rows
-        at = row_start(row, cols, SHIFTED, VECTOR) + col
-        x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
+        at = row_start(row, cols, UNALIGNED, VECTOR) + col
+        x_at = x_ptr + row_start(row, x_stride, UNALIGNED, VECTOR) + col
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
         grads = ()
         normed = ()
@@ -275,16 +275,18 @@ def rms_norm_backward(
         along = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
             c = i * BLOCK + col
-            x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
+            x = load_part(x_at + i * BLOCK, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR).to(tl.float32)
             n = x * rstd
-            g = load_part(dy_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
+            g = load_part(dy_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR).to(tl.float32)
             if WANT_DW:
                 updated = updated + (shares[i] + g * n,)
             if HAS_WEIGHT:
                 if KEEP_WEIGHT:
                     g *= weights[i]
                 else:
-                    w = tl.load(weight_ptr + c - lead, mask=(c >= lead) & (c < end) if SHIFTED else c < cols, other=0.0)
+                    w = tl.load(
+                        weight_ptr + c - lead, mask=(c >= lead) & (c < end) if UNALIGNED else c < cols, other=0.0
+                    )
                     g *= w.to(tl.float32) + offset
             along += g * n
             grads = grads + (g,)
@@ -296,17 +298,19 @@ def rms_norm_backward(
             c = i * BLOCK + col
             dx = (grads[i] - normed[i] * mean) * rstd
             if HAS_DH:
-                dx += load_part(dh_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR).to(tl.float32)
+                dx += load_part(dh_ptr + at + i * BLOCK, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR).to(
+                    tl.float32
+                )
             dx = dx.to(dx_ptr.dtype.element_ty)
-            store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, SHIFTED, VECTOR)
+            store_part(dx_ptr + at + i * BLOCK, dx, c, there, lead, end, i, CHUNKS, UNALIGNED, VECTOR)
     let_next_start(EARLY)
     if WANT_DW:
-        pitch = share_pitch(cols) if SHIFTED else cols
+        pitch = share_pitch(cols) if UNALIGNED else cols
         to = dw_ptr + tl.program_id(0).to(tl.int64) * pitch + first_row - lead
         for i in tl.static_range(CHUNKS):
             share = tl.sum(shares[i], axis=0)[None, :]
             c = i * BLOCK + first_row
-            tl.store(to + i * BLOCK, share, mask=(c >= lead) & (c < end) if SHIFTED else c < cols)
+            tl.store(to + i * BLOCK, share, mask=(c >= lead) & (c < end) if UNALIGNED else c < cols)
 
 
 @jit

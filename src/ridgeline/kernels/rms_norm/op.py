@@ -177,8 +177,8 @@ def _plan_forward(
         return _plan_apart(chosen, x, residual, weight, y, h, rows, cols, stride, ends, save), rows, cols, stats
     if chosen.chunks:
         kind = _FORWARD
-        vector, shifted, chunks = pieces_of(chosen, size, pointers, cols, stride)
-        constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "SHIFTED": shifted,
+        vector, unaligned, chunks = pieces_of(chosen, size, pointers, cols, stride)
+        constants |= {"ROWS": chosen.rows, "CHUNKS": chunks, "BLOCK": chosen.block, "UNALIGNED": unaligned,
                       "VECTOR": vector, "READS": "" if has_residual else chosen.reads,
                       "WRITES": chosen.writes, "EARLY": chosen.early}  # fmt: skip
     else:
@@ -199,7 +199,7 @@ def _plan_apart(
     chosen: config.Forward, x: Tensor, residual: Tensor, weight: Tensor | None, y: Tensor, h: Tensor, rows: int,
     cols: int, stride: int, vector: int, save: bool,
 ) -> Any:  # fmt: skip
-    """Rows that start inside accesses, a program each, the weight from copies that start where rows can."""
+    """Unaligned rows, a program each, the weight from copies that start where rows can."""
     width, copies = plan_copies(weight, None, cols, vector, x)
     w = x if weight is None else weight
     stats = template(y.shape[:-1], torch.float32, y.device) if save else y
@@ -269,15 +269,15 @@ def _plan_backward(
     pointers = x.data_ptr() | dy.data_ptr() | dx.data_ptr() | dh.data_ptr() | w.data_ptr()
     vector = vector_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)
     shifts = access_of(min(dx.element_size(), dy.element_size()), pointers, cols, stride)[1]
-    in_words = words_access(dy, x, w, pointers, rows, cols, stride)
-    past = has_dh and in_words and past_access(dh, x, shifts)
+    packed_words = words_access(dy, x, w, pointers, rows, cols, stride)
+    past = has_dh and packed_words and past_access(dh, x, shifts)
     chosen = tuning.choose(
         "rms_norm.backward",
         {"rows": rows, "cols": cols, "dtype": dx.dtype},
         (config.past_words(rows, cols) if past else None)
-        or config.backward(rows, cols, size, shifted=shifts, words=in_words and not has_dh),
+        or config.backward(rows, cols, size, unaligned=shifts, words=packed_words and not has_dh),
     )
-    if in_words and (chosen.again or chosen.ahead) and (past or not has_dh):
+    if packed_words and (chosen.again or chosen.ahead) and (past or not has_dh):
         gone = dh if past else None
         return _plan_backward_words(chosen, dy, x, weight, rstd, gone, dx, rows, cols, stride, want_dw, offset)
     flags = {"HAS_WEIGHT": weight is not None, "HAS_DH": has_dh}
@@ -285,12 +285,12 @@ def _plan_backward(
         common = {"device": x.get_device(), "vector": vector, "num_warps": chosen.num_warps}
         return _plan_backward_long(dy, x, w, rstd, dh, dx, rows, cols, stride, want_dw, flags, common)
     programs = max(1, min(cdiv(rows, chosen.rows), chosen.programs_per_sm * num_sms(x.get_device())))
-    shifted, chunks = False, chosen.chunks
+    unaligned, chunks = False, chosen.chunks
     if chosen.rows == 1:
         narrow = min(dx.element_size(), dy.element_size())
-        vector, shifted, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
-        programs = max(1, programs // vector) * vector if shifted else programs
-    partial = template((programs, config.share_pitch(cols) if shifted else cols), torch.float32, x.device)
+        vector, unaligned, chunks = pieces_of(chosen, narrow, pointers, cols, stride)
+        programs = max(1, programs // vector) * vector if unaligned else programs
+    partial = template((programs, config.share_pitch(cols) if unaligned else cols), torch.float32, x.device)
     early = chosen.early and not INTERPRETING
     run = _BACKWARD.bind(
         (dy, x, w, rstd, dh, dx, partial, rows, cols, stride, 0.0),
@@ -298,7 +298,7 @@ def _plan_backward(
         constants=flags
         | {"WANT_DW": want_dw, "KEEP_WEIGHT": chosen.keep_weight, "ROWS": chosen.rows,
            "CHUNKS": chunks, "BLOCK": chosen.block, "STAGES": chosen.num_stages,
-           "EARLY": want_dw and early, "SHIFTED": shifted, "VECTOR": vector},
+           "EARLY": want_dw and early, "UNALIGNED": unaligned, "VECTOR": vector},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         device=x.get_device(),
@@ -317,7 +317,7 @@ def _plan_backward(
 
 def words_access(dy: Tensor, x: Tensor, w: Tensor, pointers: int, rows: int, cols: int, stride: int) -> bool:
     """Whether a backward pass can read its rows as words: numbers of one type, in accesses of sixteen bytes; of rows
-    that start inside accesses there must be one for every place where they can start."""
+    that are unaligned there must be one for every place where they can start."""
     size = x.element_size()
     if not dy.dtype == x.dtype == w.dtype or INTERPRETING:
         return False
@@ -325,10 +325,10 @@ def words_access(dy: Tensor, x: Tensor, w: Tensor, pointers: int, rows: int, col
     return 0 < ends <= rows or is_widest(vector_of(size, pointers, cols, stride), size)
 
 
-def past_access(dh: Tensor, x: Tensor, shifted: bool) -> bool:
+def past_access(dh: Tensor, x: Tensor, unaligned: bool) -> bool:
     """Whether rows that wait in shared memory can have a gradient past the norm added to them: 16-bit ones of one type
     that start with accesses."""
-    return dh.dtype == x.dtype and x.element_size() == 2 and not shifted
+    return dh.dtype == x.dtype and x.element_size() == 2 and not unaligned
 
 
 def plan_words(
@@ -349,7 +349,7 @@ def plan_words(
         constants={"CENTERED": centered, "HAS_WEIGHT": weight is not None, "OFFSET": offset, "WANT_DW": want_dw,
                    "WANT_DB": want_db, "CHUNKS": cdiv(share, chosen.block), "BLOCK": chosen.block,
                    "SLOTS": chosen.num_stages, "EARLY": (want_dw or want_db) and chosen.early,
-                   "SHIFTED": cols % vector != 0, "SHARED": weights_in(chosen, x.element_size(), weight is not None)}
+                   "UNALIGNED": cols % vector != 0, "SHARED": weights_in(chosen, x.element_size(), weight is not None)}
         | ({"SPLIT": chosen.split} if chosen.ahead else {"HAS_DH": dh is not None}),
         num_warps=chosen.num_warps,
         device=x.get_device(),
@@ -396,7 +396,7 @@ def start_places(x: Tensor, cols: int) -> int:
 
 
 def plan_copies(weight: Tensor | None, bias: Tensor | None, cols: int, vector: int, x: Tensor) -> tuple[int, Any]:
-    """How long a copy of weights is for rows that start inside accesses, and a call that makes one for every place
+    """How long a copy of weights is for unaligned rows, and a call that makes one for every place
     where a row can start; the kernel after it may start early."""
     width = cdiv(cols, vector) * vector
     given = weight if weight is not None else bias
@@ -421,9 +421,9 @@ def plan_copies(weight: Tensor | None, bias: Tensor | None, cols: int, vector: i
 
 
 def ends_access(itemsize: int, pointers: int, cols: int, stride: int) -> int:
-    """Elements of an access where rows start inside accesses, read and written ones at the same place; else 0."""
-    vector, shifted = access_of(itemsize, pointers, cols, stride)
-    return vector if shifted and not (stride - cols) % vector else 0
+    """Elements of an access where rows are unaligned, read and written ones at the same place; else 0."""
+    vector, unaligned = access_of(itemsize, pointers, cols, stride)
+    return vector if unaligned and not (stride - cols) % vector else 0
 
 
 def walkers(rows: int, chosen: Any, vector: int, device: int) -> int:
@@ -434,11 +434,11 @@ def walkers(rows: int, chosen: Any, vector: int, device: int) -> int:
 
 
 def pieces_of(chosen: Any, itemsize: int, pointers: int, cols: int, stride: int) -> tuple[int, bool, int]:
-    """Elements of an access, whether rows start inside accesses, and how many pieces such a row may reach into."""
-    vector, shifted = access_of(itemsize, pointers, cols, stride)
-    if shifted and (stride - cols) % vector:  # what is read and what is written start at different places
+    """Elements of an access, whether rows are unaligned, and how many pieces such a row may reach into."""
+    vector, unaligned = access_of(itemsize, pointers, cols, stride)
+    if unaligned and (stride - cols) % vector:  # what is read and what is written start at different places
         return vector_of(itemsize, pointers, cols, stride), False, chosen.chunks
-    return vector, shifted, cdiv(cols + vector - 1, chosen.block) if shifted else chosen.chunks
+    return vector, unaligned, cdiv(cols + vector - 1, chosen.block) if unaligned else chosen.chunks
 
 
 def _plan_backward_long(
@@ -487,7 +487,7 @@ def plan_reduce(
     return REDUCE.bind(
         (partial, out, out if second is None else second, num_partials, cols),
         grid=(cdiv(cols, chosen.block), 1 if second is None else 2),
-        constants={"PARTS": chosen.shares, "BLOCK": chosen.block, "SHIFTED": pitch != cols, "DEPENDENT": early},
+        constants={"PARTS": chosen.shares, "BLOCK": chosen.block, "UNALIGNED": pitch != cols, "DEPENDENT": early},
         num_warps=chosen.num_warps,
         device=on,
         vector=4 if pitch % 4 == 0 else 1,

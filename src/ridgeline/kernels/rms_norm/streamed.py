@@ -59,12 +59,12 @@ def norm_backward_words(
     BLOCK: gl.constexpr,
     SLOTS: gl.constexpr,
     EARLY: gl.constexpr,
-    SHIFTED: gl.constexpr,  # rows start inside accesses; P rows fill accesses, a program's rows start alike
+    UNALIGNED: gl.constexpr,  # rows are unaligned; P rows fill accesses, a program's rows start alike
     SHARED: gl.constexpr,  # weights wait in shared memory as well
-    HAS_DH: gl.constexpr,  # not where rows start inside accesses
+    HAS_DH: gl.constexpr,  # not where rows are unaligned
 ):
     """The next SLOTS − 1 rows are on their way while a row is worked on; the last of them is asked for between the
-    row's sums and its results, where a barrier has just been. Ends of rows that start inside accesses are apart, a
+    row's sums and its results, where a barrier has just been. Ends of unaligned rows are apart, a
     number a lane of the first warp. What is added to results is asked for when a turn begins, and waits in registers.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
@@ -86,7 +86,7 @@ def norm_backward_words(
     step = gl.num_programs(0)
     num_turns = (rows - first + step - 1) // step
     lead = 0
-    if SHIFTED:
+    if UNALIGNED:
         lead = ((8 - first.to(gl.int64) * cols % 8) % 8).to(gl.int32)
     whole = (cols - lead) // 8 * 8
     width = whole // 2
@@ -108,7 +108,7 @@ def norm_backward_words(
         x_off += x_step
         dy_off += dy_step
         row += step
-    if SHIFTED:
+    if UNALIGNED:
         _, edge, own = edges_of(lead, lead + whole, cols, 8, ONE)
         off = edge - lead
         ends = ends_at(numbers_at(x_at, KIND) + off, numbers_at(dy_at, KIND) + off, own)
@@ -120,7 +120,7 @@ def norm_backward_words(
     db = ()
     for i in gl.static_range(CHUNKS):
         if HAS_WEIGHT:
-            words = weight_words(weight_ptr + i * BLOCK, c, lead, whole - i * BLOCK, False, SHIFTED)
+            words = weight_words(weight_ptr + i * BLOCK, c, lead, whole - i * BLOCK, False, UNALIGNED)
             if SHARED:
                 weights = weights + (gl.allocate_shared_memory(gl.int32, [PIECE], FLAT, words),)  # type: ignore[assignment]
             else:
@@ -132,7 +132,7 @@ def norm_backward_words(
     slot = first * 0
     free = first * 0 + AHEAD
     for turn in range(num_turns):
-        if SHIFTED:
+        if UNALIGNED:
             there = own & (turn + 1 < num_turns)
             x_next = numbers_at(x_at + x_off - (AHEAD - 1) * x_step, KIND) + off
             dy_next = numbers_at(dy_at + dy_off - (AHEAD - 1) * dy_step, KIND) + off
@@ -157,7 +157,7 @@ def norm_backward_words(
             along, level = summed(x, dy, ws, mean, along, level, HAS_WEIGHT, CENTERED, False, BF16)
         by_lane = sums_by_lane(along, LANES, ONE)
         level_by_lane = sums_by_lane(level, LANES, ONE)
-        if SHIFTED:
+        if UNALIGNED:
             more, more_level = edge_sums(ends, w_edge, own, mean, CENTERED, False)
             by_lane += more
             level_by_lane += more_level
@@ -186,7 +186,7 @@ def norm_backward_words(
                 gl.store(dx_at + dy_off + (i * PIECE + c), result, mask=access < width - i * PIECE)
             else:
                 gl.store(dx_at + dy_off + (i * PIECE + c), result)
-        if SHIFTED:
+        if UNALIGNED:
             to = numbers_at(dx_at + dy_off, KIND) + off
             dw_edge, db_edge = finish_edges(to, ends, w_edge, own, mean, rstd, by_x, shift, dw_edge, db_edge, CENTERED)
             ends = next_ends
@@ -197,8 +197,8 @@ def norm_backward_words(
     let_next_start(EARLY)
     to = shares_ptr + first.to(gl.int64) * share_pitch(cols)
     second = step.to(gl.int64) * share_pitch(cols)
-    store_shares(to + lead, second, dw, db, whole, CHUNKS, BLOCK, WANT_DW, WANT_DB, False, SHIFTED)
-    if SHIFTED:
+    store_shares(to + lead, second, dw, db, whole, CHUNKS, BLOCK, WANT_DW, WANT_DB, False, UNALIGNED)
+    if UNALIGNED:
         if WANT_DW:
             gl.store(to + edge, dw_edge, mask=own)
         if WANT_DB:

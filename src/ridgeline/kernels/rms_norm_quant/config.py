@@ -25,15 +25,15 @@ class Tile:
 
 
 def access(chosen: Tile, pointers: int, itemsize: int, rows: int, cols: int, stride: int) -> tuple[int, bool]:
-    """Elements of an access, and whether rows start inside accesses all the same: where programs walk over single rows,
+    """Elements of an access, and whether rows are unaligned all the same: where programs walk over single rows,
     of which there is one for every place where rows can start, those read and written at the same place.
 
     RMSNorm 44396×3385 to fp8 137 µs, 175 one number at a time. Short rows have more ends than they gain: LayerNorm
     138679×738 130 and 121.
     """
-    vector, shifted = access_of(itemsize, pointers, cols, stride)
+    vector, unaligned = access_of(itemsize, pointers, cols, stride)
     walks = chosen.programs_per_sm > 0 and chosen.rows == 1 and cols > ONE_WARP
-    if shifted and walks and rows >= vector and not (stride - cols) % vector:
+    if unaligned and walks and rows >= vector and not (stride - cols) % vector:
         return vector, True
     return vector_of(itemsize, pointers, cols, stride), False
 

@@ -54,11 +54,11 @@ def write_quantized(
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
-    SHIFTED: tl.constexpr,
+    UNALIGNED: tl.constexpr,
     VECTOR: tl.constexpr,
 ):
     """Rows in registers to narrow numbers and their scales: the largest of a row or block at the end of the range."""
-    at = row_start(row, cols, SHIFTED, VECTOR) + col
+    at = row_start(row, cols, UNALIGNED, VECTOR) + col
     narrower = 1.0 / largest
     if GROUP == 0:
         top = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -89,17 +89,17 @@ def write_quantized(
         else:
             y = y * times
         narrow = rounded(y, INTEGER, False, largest, q_ptr)
-        write_piece(q_ptr + at, narrow, row < rows, cols, lead, col, i, CHUNKS, BLOCK, False, SHIFTED, VECTOR)
+        write_piece(q_ptr + at, narrow, row < rows, cols, lead, col, i, CHUNKS, BLOCK, False, UNALIGNED, VECTOR)
 
 
 @jit
 def read_piece(
     at, there, cols, lead, col, I: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-    SHIFTED: tl.constexpr, VECTOR: tl.constexpr,
+    UNALIGNED: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """Piece I of rows as float32, zeros outside of them."""
     c = I * BLOCK + col
-    if SHIFTED:
+    if UNALIGNED:
         x = load_part(at + I * BLOCK, c, there, lead, lead + cols, I, CHUNKS, True, VECTOR)
     else:
         x = tl.load(at + I * BLOCK, mask=there & ((c < cols) | EVEN), other=0.0)
@@ -109,10 +109,10 @@ def read_piece(
 @jit
 def write_piece(
     to, value, there, cols, lead, col, I: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-    SHIFTED: tl.constexpr, VECTOR: tl.constexpr,
+    UNALIGNED: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     c = I * BLOCK + col
-    if SHIFTED:
+    if UNALIGNED:
         store_part(to + I * BLOCK, value, c, there, lead, lead + cols, I, CHUNKS, True, VECTOR)
     else:
         tl.store(to + I * BLOCK, value, mask=there & ((c < cols) | EVEN))
@@ -143,12 +143,12 @@ def rms_norm_quantized(
     EVEN: tl.constexpr,  # rows fill their pieces
     STAGES: tl.constexpr,
     KEEP: tl.constexpr,  # programs walk over several tiles and keep the weight meanwhile
-    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements, all rows of a program alike
+    UNALIGNED: tl.constexpr,  # rows are not aligned to VECTOR elements, all rows of a program alike
     VECTOR: tl.constexpr,
 ):
     """A program takes every P-th tile of rows; with stages, the next ones are on their way meanwhile."""
     lead = 0
-    if SHIFTED:
+    if UNALIGNED:
         lead = row_lead(tl.program_id(0), cols, VECTOR)
     end = lead + cols
     col = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, BLOCK], tl.int32)
@@ -156,22 +156,22 @@ def rms_norm_quantized(
     weights = ()
     for i in tl.static_range(CHUNKS if KEEP else 0):
         c = i * BLOCK + col
-        in_cols = (c >= lead) & (c < end) if SHIFTED else (c < cols) | EVEN
+        in_cols = (c >= lead) & (c < end) if UNALIGNED else (c < cols) | EVEN
         w = tl.load(weight_ptr + c - lead, mask=in_cols, other=0.0)
         weights = weights + (w.to(tl.float32) + offset,)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
-        at = row_start(row, cols, SHIFTED, VECTOR) + col
-        x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
+        at = row_start(row, cols, UNALIGNED, VECTOR) + col
+        x_at = x_ptr + row_start(row, x_stride, UNALIGNED, VECTOR) + col
         held = ()
         squares = tl.zeros([ROWS, BLOCK], tl.float32)
         for i in tl.static_range(CHUNKS):
-            x = read_piece(x_at, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, SHIFTED, VECTOR)
+            x = read_piece(x_at, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, UNALIGNED, VECTOR)
             if HAS_RESIDUAL:
                 more = residual_ptr + at
-                h = x + read_piece(more, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, SHIFTED, VECTOR)
+                h = x + read_piece(more, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, UNALIGNED, VECTOR)
                 h = h.to(h_ptr.dtype.element_ty)
-                write_piece(h_ptr + at, h, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, SHIFTED, VECTOR)
+                write_piece(h_ptr + at, h, row < rows, cols, lead, col, i, CHUNKS, BLOCK, EVEN, UNALIGNED, VECTOR)
                 x = h.to(tl.float32)
             squares += x * x
             held = held + (x,)
@@ -185,5 +185,5 @@ def rms_norm_quantized(
                 normed = normed + (held[i] * (w.to(tl.float32) + offset),)
         write_quantized(
             normed, rstd, q_ptr, scale_ptr, row, col, rows, cols, scales, largest, lead, INTEGER, GROUP, PARTS, ROWS,
-            CHUNKS, BLOCK, SHIFTED, VECTOR,
+            CHUNKS, BLOCK, UNALIGNED, VECTOR,
         )  # fmt: skip

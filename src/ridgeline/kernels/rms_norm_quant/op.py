@@ -81,9 +81,9 @@ def _plan(
     tiles = cdiv(rows, chosen.rows)
     walking = chosen.programs_per_sm * num_sms(x.get_device())
     pointers = x.data_ptr() | r.data_ptr() | weight.data_ptr()
-    vector, shifted = config.access(chosen, pointers, x.element_size(), rows, cols, stride)
-    chunks = cdiv(cols + vector - 1, chosen.block) if shifted else chosen.chunks
-    if shifted:  # all rows of a program start alike
+    vector, unaligned = config.access(chosen, pointers, x.element_size(), rows, cols, stride)
+    chunks = cdiv(cols + vector - 1, chosen.block) if unaligned else chosen.chunks
+    if unaligned:  # all rows of a program start alike
         tiles, walking = tiles // vector * vector, max(1, walking // vector) * vector
     run = _QUANTIZED.bind(
         (x, r, weight, q, scale, r, *numbers, 0.0, 0.0, 0.0),
@@ -91,8 +91,8 @@ def _plan(
         constants={"HAS_RESIDUAL": residual is not None, "INTEGER": kind == "int8", "GROUP": group,
                    "PARTS": chosen.block // group if group else 1, "ROWS": chosen.rows,
                    "CHUNKS": chunks, "BLOCK": chosen.block, "EVEN": cols == chunks * chosen.block,
-                   "STAGES": chosen.num_stages, "KEEP": walking > 0, "SHIFTED": shifted,
-                   "VECTOR": vector if shifted else 1},
+                   "STAGES": chosen.num_stages, "KEEP": walking > 0, "UNALIGNED": unaligned,
+                   "VECTOR": vector if unaligned else 1},
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         max_registers=registers_of(chosen.num_warps, chosen.programs_per_sm) if walking else 0,

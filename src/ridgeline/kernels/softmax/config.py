@@ -13,7 +13,7 @@ from ridgeline.kernels.split_rows import MOST_SHARES, Streamed
 class Softmax:
     """Rows a program holds, in how many pieces; no pieces: a row block by block. No programs given: one a tile.
 
-    ``ends``: of rows that start inside accesses, the few elements outside whole accesses are handled apart. ``reads``
+    ``ends``: of unaligned rows, the few elements outside whole accesses are handled apart. ``reads``
     and ``writes``: what the L2 is told of rows and results."""
 
     rows: int
@@ -49,13 +49,13 @@ class Packed:
     cluster: int = 1
 
 
-def forward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Softmax:
+def forward(rows: int, cols: int, itemsize: int, unaligned: bool = False) -> Softmax:
     """As for the norms: at most 40 elements a thread, 16 warps at most (8192×16384: 146 µs, 150 with 32 warps). Many
     rows are told to stay in the L2: 16384×4096 67.0 µs, 69.0 else."""
     short = narrow_tile(rows, cols, itemsize, 4)
-    if shifted and itemsize == 2 and 384 < cols <= 512 and rows >= 4 * 132:  # 65536×430: 35.6 µs, 37.7 a row a warp
+    if unaligned and itemsize == 2 and 384 < cols <= 512 and rows >= 4 * 132:  # 65536×430: 35.6 µs, 37.7 a row a warp
         short = (8, 4, 128, 4)
-    reads = "evict_last" if rows * cols * itemsize >= KEPT_BYTES and not shifted else ""
+    reads = "evict_last" if rows * cols * itemsize >= KEPT_BYTES and not unaligned else ""
     if short is not None:
         return Softmax(*short, reads=reads)
     close = fitting(rows, cols)
@@ -88,7 +88,7 @@ def fitting(rows: int, cols: int) -> Softmax | None:
     return Softmax(4 // best, places[best] // (256 * best), 256 * best, 4)
 
 
-def backward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Softmax:
+def backward(rows: int, cols: int, itemsize: int, unaligned: bool = False) -> Softmax:
     """Two rows are held, in one piece where that fits: 195 against 200 µs for 8192×16384, 205 against 208 for 32768.
 
     Many rows of 3k to 4k columns have sixteen elements a thread and are told to stay in the L2, results to leave it:
@@ -97,7 +97,7 @@ def backward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Soft
     short = short_tile(rows, cols, itemsize, 2 if itemsize == 2 and cols > 512 else 4)
     if short is not None:
         return Softmax(*short)
-    if itemsize == 2 and 3072 < cols <= 4096 and rows * cols * itemsize >= KEPT_BYTES and not shifted:
+    if itemsize == 2 and 3072 < cols <= 4096 and rows * cols * itemsize >= KEPT_BYTES and not unaligned:
         return Softmax(1, 2, 2048, 8, reads="evict_last", writes="evict_first")
     if 8192 < cols <= 32768 and power_of_two(cols) == cols:
         return Softmax(1, 1, cols, 32)
@@ -109,13 +109,13 @@ def backward(rows: int, cols: int, itemsize: int, shifted: bool = False) -> Soft
 
 
 def ends_pay(cols: int, itemsize: int) -> bool:
-    """Whether rows that start inside accesses have their ends apart forward: not where two share a warp in three
+    """Whether unaligned rows have their ends apart forward: not where two share a warp in three
     pieces. Float32 65536×177 27.6 µs with masks, 29.5 with ends; 65536×394 39.2 and 37.5."""
     return cols > lanes(itemsize) * 3 // 2
 
 
 def with_ends(held: Softmax) -> Softmax:
-    """Rows that start inside accesses, chosen for the length of their whole accesses: as many a program as others.
+    """Unaligned rows, chosen for the length of their whole accesses: as many a program as others.
 
     32768×4097: 140 µs, 184 with masks, backward 189 and 222; 131072×1001 131 and 173, backward 186 both ways. One warp
     and a row a program, of which an SM has 32 at most, 65536×394 took 44 µs and float32 65536×177 44 (copies
@@ -141,21 +141,21 @@ def num_pieces(num_warps: int, cols: int) -> int:
 SHORTEST_PACKED, LONGEST_PACKED, LONGEST_ON_EIGHT = 12288, 65536, 20480
 """Columns of rows that a program holds two numbers a word, and of those for which eight warps are enough."""
 MOST_TOGETHER, LONGEST_SHIFTED_SHARE = 16, 65536
-"""Programs of a cluster; columns of one's share where rows start inside accesses."""
+"""Programs of a cluster; columns of one's share where rows are unaligned."""
 
 
-def clustered(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
+def clustered(rows: int, cols: int, sms: int, unaligned: bool) -> Packed | None:
     """Rows of 16-bit numbers that a cluster of programs shares, more of them where rows are few; None for rows that are
     too long for sixteen.
 
     1024×131072: 136 and 137 µs (146 and 143 in the persistent kernel, whose programs wait for words in memory),
     2048×128256 278 and 263 (304, 284), 512×262144 144 and 143 (147, 144), 2048×80000 174 and 159 (186, 178), float16
-    2048×151936 327 and 306 (349, 350); sixteen warps lose 3 to 10 %. Rows that start inside accesses on sixteen warps:
+    2048×151936 327 and 306 (349, 350); sixteen warps lose 3 to 10 %. unaligned rows on sixteen warps:
     1024×131075 146 by two, 149 by four (219), 2048×100003 231, 244 by four (284). Few rows: 64×50304 9.9 by four
     (15.0), 64×50257 10.1 (15.8), 16×65536 6.8 by sixteen (9.6), 128×32768 10.7 by two (11.0), 64×128256 14.9 by eight
     (19.7), 4×262144 7.0 (8.8 in shares).
     """
-    sixteen = shifted and rows >= 2 * sms
+    sixteen = unaligned and rows >= 2 * sms
     held = cols // 8 * 8  # what is outside of whole accesses is no piece's
     cluster = power_of_two(cdiv(held, LONGEST_SHIFTED_SHARE if sixteen else LONGEST_ON_EIGHT))
     if cluster > MOST_TOGETHER:
@@ -169,7 +169,7 @@ def clustered(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
     return Packed(8, max(0, num_pieces(8, length) - 8), 3, reads, cluster=cluster)
 
 
-def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
+def packed(rows: int, cols: int, sms: int, unaligned: bool) -> Packed | None:
     """Rows of 16-bit numbers in accesses of sixteen bytes, a program each, several CTAs per SM; longer
     ones a cluster each; None for others.
 
@@ -182,8 +182,8 @@ def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
     shares). Rows that the L2 is told to keep gain 1 to 3 µs.
     """
     if cols > LONGEST_PACKED or (cols > LONGEST_ON_EIGHT and rows < 2 * sms):
-        return clustered(rows, cols, sms, shifted)
-    eight = SHORTEST_PACKED < cols <= LONGEST_ON_EIGHT and not shifted
+        return clustered(rows, cols, sms, unaligned)
+    eight = SHORTEST_PACKED < cols <= LONGEST_ON_EIGHT and not unaligned
     if rows < (4 if eight else 2) * sms or (cols <= LONGEST_ON_EIGHT and not eight):
         return None
     reads = "evict_last" if 2 * rows * cols >= KEPT_BYTES else ""
@@ -192,7 +192,7 @@ def packed(rows: int, cols: int, sms: int, shifted: bool) -> Packed | None:
     pieces = num_pieces(16, cols // 8 * 8)  # what is outside of whole accesses is in none
     if pieces > 14:
         return Packed(16, 13, 2)
-    return Packed(16, max(0, pieces - 4) if pieces > 7 or shifted else 2 * (pieces == 7), 2, reads)
+    return Packed(16, max(0, pieces - 4) if pieces > 7 or unaligned else 2 * (pieces == 7), 2, reads)
 
 
 def streamed_forward(cols: int, itemsize: int) -> Shares | None:

@@ -49,7 +49,7 @@ def softmax_forward(
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
-    SHIFTED: tl.constexpr,  # rows start inside accesses of VECTOR elements
+    UNALIGNED: tl.constexpr,  # rows are not aligned to VECTOR elements
     VECTOR: tl.constexpr,
     READS: tl.constexpr,  # what the L2 is told of what is read and written
     WRITES: tl.constexpr,
@@ -60,16 +60,18 @@ def softmax_forward(
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
         lead = 0
-        if SHIFTED:
+        if UNALIGNED:
             lead = row_lead(row, cols, VECTOR)
         end = lead + cols
-        x_at = x_ptr + row_start(row, x_stride, SHIFTED, VECTOR) + col
-        y_at = y_ptr + row_start(row, cols, SHIFTED, VECTOR) + col
+        x_at = x_ptr + row_start(row, x_stride, UNALIGNED, VECTOR) + col
+        y_at = y_ptr + row_start(row, cols, UNALIGNED, VECTOR) + col
         held = ()
         top = tl.full([ROWS, BLOCK], float("-inf"), tl.float32)
         for i in tl.static_range(CHUNKS):
             c = i * BLOCK + col
-            x = load_part(x_at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, float("-inf"), READS)
+            x = load_part(
+                x_at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, UNALIGNED, VECTOR, float("-inf"), READS
+            )
             x = x.to(tl.float32)
             top = tl.maximum(top, x)
             held = held + (x,)
@@ -83,7 +85,9 @@ def softmax_forward(
         all_powers = tl.sum(total, axis=1, keep_dims=True)
         for i in tl.static_range(CHUNKS):
             y = part_of(powers[i], all_powers, NARROW).to(y_ptr.dtype.element_ty)
-            store_part(y_at + i * BLOCK, y, i * BLOCK + col, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
+            store_part(
+                y_at + i * BLOCK, y, i * BLOCK + col, row < rows, lead, end, i, CHUNKS, UNALIGNED, VECTOR, WRITES
+            )
 
 
 @jit
@@ -216,7 +220,7 @@ def softmax_backward(
     ROWS: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
-    SHIFTED: tl.constexpr,
+    UNALIGNED: tl.constexpr,
     VECTOR: tl.constexpr,
     READS: tl.constexpr,  # what the L2 is told of what is read and written
     WRITES: tl.constexpr,
@@ -224,17 +228,17 @@ def softmax_backward(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, BLOCK)[None, :]
     lead = 0
-    if SHIFTED:
+    if UNALIGNED:
         lead = row_lead(row, cols, VECTOR)
     end = lead + cols
-    at = row_start(row, cols, SHIFTED, VECTOR) + col
+    at = row_start(row, cols, UNALIGNED, VECTOR) + col
     outputs = ()
     grads = ()
     along = tl.zeros([ROWS, BLOCK], tl.float32)
     for i in tl.static_range(CHUNKS):
         c = i * BLOCK + col
-        y = load_part(y_ptr + at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS)
-        dy = load_part(dy_ptr + at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, 0.0, READS)
+        y = load_part(y_ptr + at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, UNALIGNED, VECTOR, 0.0, READS)
+        dy = load_part(dy_ptr + at + i * BLOCK, c, row < rows, lead, end, i, CHUNKS, UNALIGNED, VECTOR, 0.0, READS)
         y, dy = y.to(tl.float32), dy.to(tl.float32)
         along += y * dy
         outputs = outputs + (y,)
@@ -243,7 +247,7 @@ def softmax_backward(
     for i in tl.static_range(CHUNKS):
         dx = (outputs[i] * (grads[i] - level)).to(dx_ptr.dtype.element_ty)
         c = i * BLOCK + col
-        store_part(dx_ptr + at + i * BLOCK, dx, c, row < rows, lead, end, i, CHUNKS, SHIFTED, VECTOR, WRITES)
+        store_part(dx_ptr + at + i * BLOCK, dx, c, row < rows, lead, end, i, CHUNKS, UNALIGNED, VECTOR, WRITES)
 
 
 @jit

@@ -87,26 +87,26 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     rows = y.numel() // cols
     size = y.element_size()
     pointers = x.data_ptr() | y.data_ptr()
-    vector, shifted = shift_of(size, pointers, cols, stride)
+    vector, unaligned = shift_of(size, pointers, cols, stride)
     common = {"device": x.get_device(), "vector": vector}
     streaming: Any = config.streamed_forward(cols, size) if streamable(vector, size) else None
     if size == 2 and is_widest(vector, size) and not INTERPRETING:
-        streaming = config.packed(rows, cols, num_sms(x.get_device()), shifted) or streaming
+        streaming = config.packed(rows, cols, num_sms(x.get_device()), unaligned) or streaming
     chosen: Any = tuning.choose(
         "softmax.forward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
-        streaming or _held(config.forward, rows, cols, size, vector, shifted),
+        streaming or _held(config.forward, rows, cols, size, vector, unaligned),
     )
     if isinstance(chosen, config.Packed):
-        return _plan_packed(chosen, x, y, rows, cols, stride, shifted)
+        return _plan_packed(chosen, x, y, rows, cols, stride, unaligned)
     if isinstance(chosen, Streamed):
-        found = split_rows.cut(chosen, rows, cols, x.get_device(), vector=vector, shifted=shifted)
+        found = split_rows.cut(chosen, rows, cols, x.get_device(), vector=vector, unaligned=unaligned)
         if found is not None:
-            flags = {"SHIFTED": shifted, "KEPT": _kept(chosen, found, size)}
+            flags = {"UNALIGNED": unaligned, "KEPT": _kept(chosen, found, size)}
             run = split_rows.bind(_FORWARD_STREAMED, chosen, found, (x, y), rows, cols, (stride,), flags, common)
             return lambda x, y: run(x, y, stride)
-        chosen = _held(config.forward, rows, cols, size, vector, shifted)
-    if chosen.ends and shifted:
+        chosen = _held(config.forward, rows, cols, size, vector, unaligned)
+    if chosen.ends and unaligned:
         return _plan_ends(_FORWARD_ENDS, chosen, (x, y), rows, (cols, stride), vector)
     tiles = cdiv(rows, chosen.rows)
     walking = chosen.chunks and chosen.programs_per_sm
@@ -116,7 +116,7 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     run = (_FORWARD if chosen.chunks else _FORWARD_LONG).bind(
         (x, y, rows, cols, stride),
         grid=(programs,),
-        constants=_constants(chosen, cols, vector, shifted),
+        constants=_constants(chosen, cols, vector, unaligned),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         **common,
@@ -124,18 +124,20 @@ def _plan_forward(x: Tensor, y: Tensor, stride: int) -> Any:
     return lambda x, y: run(x, y, rows, cols, stride)
 
 
-def _plan_packed(chosen: config.Packed, x: Tensor, y: Tensor, rows: int, cols: int, stride: int, shifted: bool) -> Any:
+def _plan_packed(
+    chosen: config.Packed, x: Tensor, y: Tensor, rows: int, cols: int, stride: int, unaligned: bool
+) -> Any:
     """A row a program, or a share of one; as many programs as these."""
     num, block = chosen.cluster, 256 * chosen.num_warps
     access = POINTER_ALIGNMENT_BYTES // x.element_size()
     held = cols // access * access
     length = held if num == 1 else cdiv(cdiv(held, num), config.SHARE_STEP) * config.SHARE_STEP
-    chunks, shortest = cdiv(length, block), cols - (num - 1) * length - (16 if shifted else 0)
+    chunks, shortest = cdiv(length, block), cols - (num - 1) * length - (16 if unaligned else 0)
     run = _FORWARD_PACKED.bind(
         (x, y, cols, stride, length),
         grid=(rows * num,),
-        constants={"SHARES": num, "CHUNKS": chunks, "FULL": min(chunks - (2 if shifted else 1), shortest // block),
-                   "SHARED": min(chosen.shared, chunks), "BLOCK": block, "SHIFTED": shifted, "READS": chosen.reads,
+        constants={"SHARES": num, "CHUNKS": chunks, "FULL": min(chunks - (2 if unaligned else 1), shortest // block),
+                   "SHARED": min(chosen.shared, chunks), "BLOCK": block, "UNALIGNED": unaligned, "READS": chosen.reads,
                    "WRITES": chosen.writes},
         num_warps=chosen.num_warps,
         max_registers=split_rows.registers_of(chosen.num_warps, chosen.programs_per_sm),
@@ -151,9 +153,9 @@ def _kept(chosen: Any, found: split_rows.Cut, itemsize: int) -> bool:
     return bool(getattr(chosen, "kept", False)) and itemsize == 2 and found.shares > 1 and chosen.lag == 1
 
 
-def _held(choose: Any, rows: int, cols: int, itemsize: int, vector: int, shifted: bool) -> config.Softmax:
+def _held(choose: Any, rows: int, cols: int, itemsize: int, vector: int, unaligned: bool) -> config.Softmax:
     """The configuration for rows held in registers, or read twice."""
-    if not shifted:
+    if not unaligned:
         return choose(rows, cols, itemsize)
     found = choose(rows, cols // vector * vector, itemsize, True)
     apart = found.chunks > 1 or found.rows == 1  # shorter rows share a warp
@@ -165,7 +167,7 @@ def _plan_ends(
     kinds: tuple[Kernel, Kernel], chosen: config.Softmax, tensors: tuple[Tensor, ...], rows: int,
     numbers: tuple[int, ...], vector: int,
 ) -> Any:  # fmt: skip
-    """Rows that start inside accesses, their ends apart, one or several a program; ``numbers``: length and strides."""
+    """Unaligned rows, their ends apart, one or several a program; ``numbers``: length and strides."""
     constants = {"CHUNKS": cdiv(numbers[0] // vector * vector, chosen.block), "BLOCK": chosen.block, "VECTOR": vector}
     if chosen.rows > 1:
         numbers, constants["ROWS"] = (rows, *numbers), chosen.rows
@@ -181,18 +183,18 @@ def _plan_ends(
 
 
 def shift_of(itemsize: int, pointers: int, cols: int, stride: int) -> tuple[int, bool]:
-    """Elements of an access, and whether rows start inside accesses, those read and those written at the same place."""
-    vector, shifted = access_of(itemsize, pointers, cols, stride)
-    if shifted and (stride - cols) % vector:
+    """Elements of an access, and whether rows are unaligned, those read and those written at the same place."""
+    vector, unaligned = access_of(itemsize, pointers, cols, stride)
+    if unaligned and (stride - cols) % vector:
         return vector_of(itemsize, pointers, cols, stride), False
-    return vector, shifted
+    return vector, unaligned
 
 
-def _constants(chosen: config.Softmax, cols: int, vector: int, shifted: bool, staged: bool = True) -> dict[str, Any]:
+def _constants(chosen: config.Softmax, cols: int, vector: int, unaligned: bool, staged: bool = True) -> dict[str, Any]:
     found: dict[str, Any] = {"BLOCK": chosen.block}
     if chosen.chunks:
-        chunks = cdiv(cols + vector - 1, chosen.block) if shifted else chosen.chunks
-        found |= {"ROWS": chosen.rows, "CHUNKS": chunks, "SHIFTED": shifted, "VECTOR": vector,
+        chunks = cdiv(cols + vector - 1, chosen.block) if unaligned else chosen.chunks
+        found |= {"ROWS": chosen.rows, "CHUNKS": chunks, "UNALIGNED": unaligned, "VECTOR": vector,
                   "READS": chosen.reads, "WRITES": chosen.writes}  # fmt: skip
     if staged or not chosen.chunks:
         found |= {"STAGES": chosen.num_stages}
@@ -219,31 +221,31 @@ def _plan_backward(dy: Tensor, y: Tensor, dx: Tensor) -> Any:
     size = y.element_size()
     pointers = dy.data_ptr() | y.data_ptr() | dx.data_ptr()
     wide, least = max(size, dy.element_size()), min(size, dy.element_size())
-    vector, shifted = shift_of(least, pointers, cols, cols)
+    vector, unaligned = shift_of(least, pointers, cols, cols)
     common = {"device": y.get_device(), "vector": vector}
-    narrow = streamable(vector, least) and not (shifted and wide != least)
+    narrow = streamable(vector, least) and not (unaligned and wide != least)
     streaming = config.streamed_backward(cols, wide) if narrow else None
     chosen: Any = tuning.choose(
         "softmax.backward",
         {"rows": rows, "cols": cols, "dtype": y.dtype},
-        streaming or _held(config.backward, rows, cols, size, vector, shifted),
+        streaming or _held(config.backward, rows, cols, size, vector, unaligned),
     )
     if isinstance(chosen, Streamed):
         found = split_rows.cut(
-            chosen, rows, cols, y.get_device(), vector=min(vector, POINTER_ALIGNMENT_BYTES // wide), shifted=shifted
+            chosen, rows, cols, y.get_device(), vector=min(vector, POINTER_ALIGNMENT_BYTES // wide), unaligned=unaligned
         )
         if found is not None:
-            flags = {"SHIFTED": shifted}
+            flags = {"UNALIGNED": unaligned}
             return split_rows.bind(_BACKWARD_STREAMED, chosen, found, (dy, y, dx), rows, cols, (), flags, common)
-        chosen = _held(config.backward, rows, cols, size, vector, shifted)
-    if chosen.ends and shifted:
+        chosen = _held(config.backward, rows, cols, size, vector, unaligned)
+    if chosen.ends and unaligned:
         return _plan_ends(_BACKWARD_ENDS, chosen, (dy, y, dx), rows, (cols,), vector)
     if not chosen.chunks:
         common["vector"] = vector_of(least, pointers, cols)
     run = (_BACKWARD if chosen.chunks else _BACKWARD_LONG).bind(
         (dy, y, dx, rows, cols),
         grid=(cdiv(rows, chosen.rows),),
-        constants=_constants(chosen, cols, vector, shifted, staged=False),
+        constants=_constants(chosen, cols, vector, unaligned, staged=False),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         **common,

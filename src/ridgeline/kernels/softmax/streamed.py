@@ -66,9 +66,9 @@ def quotient(e, total):
 
 
 @gluon_jit
-def inside(access, low, left, SHIFTED: gl.constexpr):
+def inside(access, low, left, UNALIGNED: gl.constexpr):
     """Which accesses belong to the row as a whole."""
-    return (access >= low) & (access < left) if SHIFTED else access < left
+    return (access >= low) & (access < left) if UNALIGNED else access < left
 
 
 @gluon_jit
@@ -104,7 +104,7 @@ def softmax_forward_streamed(
     BLOCK: gl.constexpr,
     SLOTS: gl.constexpr,
     VECTOR: gl.constexpr,
-    SHIFTED: gl.constexpr,  # rows start inside accesses; all rows of a program at the same place
+    UNALIGNED: gl.constexpr,  # rows are unaligned; all rows of a program at the same place
     KEPT: gl.constexpr,  # powers wait for the row's sum in registers; else they are computed again
 ):
     """A share's maximum and sum of powers, then, one turn later where rows are shared, its results."""
@@ -118,7 +118,7 @@ def softmax_forward_streamed(
     first = share * length
     lead = 0
     low = 0
-    if SHIFTED:
+    if UNALIGNED:
         lead = (group.to(gl.int64) * cols % VECTOR).to(gl.int32)
         low = gl.maximum(lead - first, 0)
     end = lead + cols
@@ -128,7 +128,7 @@ def softmax_forward_streamed(
     access = c
     x_row = group.to(gl.int64) * x_stride
     y_row = group.to(gl.int64) * cols
-    if SHIFTED:
+    if UNALIGNED:
         access = c // VECTOR * VECTOR
         first = first // VECTOR * VECTOR
         low = (low + VECTOR - 1) // VECTOR * VECTOR
@@ -143,15 +143,15 @@ def softmax_forward_streamed(
     word_row = word_ptr + group.to(gl.int64) * num_shares
     x_step = num_groups.to(gl.int64) * x_stride
     y_step = num_groups.to(gl.int64) * cols
-    if SHIFTED:
+    if UNALIGNED:
         x_step = x_step // VECTOR * VECTOR
         y_step = y_step // VECTOR * VECTOR
     word_step = num_groups.to(gl.int64) * num_shares
     for turn in gl.static_range(SLOTS - WAIT):
-        there = inside(access, low, gl.where(turn < num_turns, left, 0), SHIFTED)
+        there = inside(access, low, gl.where(turn < num_turns, left, 0), UNALIGNED)
         async_copy.async_copy_global_to_shared(smem.index(turn), x_at + turn * x_step, mask=there)
         async_copy.commit_group()
-    if SHIFTED:
+    if UNALIGNED:
         edge_now = gl.load(x_edge, mask=own, other=float("-inf")).to(gl.float32)
         edge_before = edge_now + 0.0  # not the same value: see row_stream.py
     if KEPT:
@@ -159,20 +159,20 @@ def softmax_forward_streamed(
         mine_before = (share * 0).to(gl.float32)
         factor_before = (group * 0).to(gl.float32)
     for turn in range(num_turns + LAG):
-        if SHIFTED:
+        if UNALIGNED:
             edge_next = x_edge + (turn + 1) * x_step
             edge_next = gl.load(edge_next, mask=own & (turn + 1 < num_turns), other=float("-inf")).to(gl.float32)
         async_copy.wait_group(SLOTS - WAIT - 1)
         x = widened(smem.index(turn % SLOTS).load(L))
         if not EVEN:
-            x = gl.where(inside(access, low, left, SHIFTED), x, float("-inf"))
+            x = gl.where(inside(access, low, left, UNALIGNED), x, float("-inf"))
         top = gl.maximum(gl.max(gl.max(x, axis=0), axis=0), LOWEST)
-        if SHIFTED:
+        if UNALIGNED:
             top = gl.maximum(top, gl.max(edge_now, axis=0))
         scale, base, factor = base_of(top, NARROW)
         e = power(x, top, scale, base, NARROW)
         total = gl.sum(gl.sum(e, axis=0), axis=0)
-        if SHIFTED:
+        if UNALIGNED:
             total += gl.sum(power(edge_now, top, scale, base, NARROW), axis=0)
         total *= factor
         done = turn - LAG
@@ -202,8 +202,8 @@ def softmax_forward_streamed(
             y = e * factor
         else:
             y = quotient(e, total)
-        there = inside(access, low, gl.where(done >= 0, left, 0), SHIFTED)
-        if SHIFTED:
+        there = inside(access, low, gl.where(done >= 0, left, 0), UNALIGNED)
+        if UNALIGNED:
             if KEPT:
                 scale, base, factor = base_of(top, NARROW)
                 factor = factor / total
@@ -218,7 +218,7 @@ def softmax_forward_streamed(
             mine_before = mine_now
             factor_before = factor_now
         ahead = turn - WAIT + SLOTS
-        there = inside(access, low, gl.where(ahead < num_turns, left, 0), SHIFTED)
+        there = inside(access, low, gl.where(ahead < num_turns, left, 0), UNALIGNED)
         async_copy.async_copy_global_to_shared(smem.index(ahead % SLOTS), x_at + ahead * x_step, mask=there)
         async_copy.commit_group()
 
@@ -241,7 +241,7 @@ def softmax_backward_streamed(
     BLOCK: gl.constexpr,
     SLOTS: gl.constexpr,
     VECTOR: gl.constexpr,
-    SHIFTED: gl.constexpr,
+    UNALIGNED: gl.constexpr,
 ):
     """dx = y·(dy − Σ y·dy). What is past the end was copied as zeros and adds nothing."""
     NUM_WARPS: gl.constexpr = gl.num_warps()
@@ -253,7 +253,7 @@ def softmax_backward_streamed(
     first = share * length
     lead = 0
     low = 0
-    if SHIFTED:
+    if UNALIGNED:
         lead = (group.to(gl.int64) * cols % VECTOR).to(gl.int32)
         low = gl.maximum(lead - first, 0)
     end = lead + cols
@@ -262,7 +262,7 @@ def softmax_backward_streamed(
     c = columns(CHUNKS, BLOCK, L)
     access = c
     row = group.to(gl.int64) * cols
-    if SHIFTED:
+    if UNALIGNED:
         access = c // VECTOR * VECTOR
         first = first // VECTOR * VECTOR
         low = (low + VECTOR - 1) // VECTOR * VECTOR
@@ -272,22 +272,22 @@ def softmax_backward_streamed(
         row = row // VECTOR * VECTOR
     at = row + first + c
     step = num_groups.to(gl.int64) * cols
-    if SHIFTED:
+    if UNALIGNED:
         step = step // VECTOR * VECTOR
     word_row = word_ptr + group.to(gl.int64) * num_shares
     word_step = num_groups.to(gl.int64) * num_shares
     for turn in gl.static_range(SLOTS - LAG):
-        there = inside(access, low, gl.where(turn < num_turns, left, 0), SHIFTED)
+        there = inside(access, low, gl.where(turn < num_turns, left, 0), UNALIGNED)
         async_copy.async_copy_global_to_shared(y_smem.index(turn), y_ptr + at + turn * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(turn), dy_ptr + at + turn * step, mask=there)
         async_copy.commit_group()
-    if SHIFTED:
+    if UNALIGNED:
         y_now = gl.load(y_ptr + edge, mask=own, other=0.0).to(gl.float32)
         dy_now = gl.load(dy_ptr + edge, mask=own, other=0.0).to(gl.float32)
         y_before = y_now + 0.0
         dy_before = dy_now + 0.0
     for turn in range(num_turns + LAG):
-        if SHIFTED:
+        if UNALIGNED:
             more = own & (turn + 1 < num_turns)
             y_next = gl.load(y_ptr + edge + (turn + 1) * step, mask=more, other=0.0).to(gl.float32)
             dy_next = gl.load(dy_ptr + edge + (turn + 1) * step, mask=more, other=0.0).to(gl.float32)
@@ -295,7 +295,7 @@ def softmax_backward_streamed(
         y = widened(y_smem.index(turn % SLOTS).load(L))
         dy = widened(dy_smem.index(turn % SLOTS).load(L))
         level = gl.sum(gl.sum(y * dy, axis=0), axis=0)
-        if SHIFTED:
+        if UNALIGNED:
             level += gl.sum(y_now * dy_now, axis=0)
         done = turn - LAG
         if MEET:
@@ -307,8 +307,8 @@ def softmax_backward_streamed(
         if LAG:
             y = widened(y_smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
             dy = widened(dy_smem.index((turn + SLOTS - LAG) % SLOTS).load(L))
-        there = inside(access, low, gl.where(done >= 0, left, 0), SHIFTED)
-        if SHIFTED:
+        there = inside(access, low, gl.where(done >= 0, left, 0), UNALIGNED)
+        if UNALIGNED:
             dx_edge = (y_before if LAG else y_now) * ((dy_before if LAG else dy_now) - level)
             gl.store(dx_ptr + edge + done * step, dx_edge.to(dx_ptr.dtype.element_ty), mask=own & (done >= 0))
             y_before = y_now
@@ -317,7 +317,7 @@ def softmax_backward_streamed(
             dy_now = dy_next
         gl.store(dx_ptr + at + done * step, (y * (dy - level)).to(dx_ptr.dtype.element_ty), mask=there)
         ahead = done + SLOTS
-        there = inside(access, low, gl.where(ahead < num_turns, left, 0), SHIFTED)
+        there = inside(access, low, gl.where(ahead < num_turns, left, 0), UNALIGNED)
         async_copy.async_copy_global_to_shared(y_smem.index(ahead % SLOTS), y_ptr + at + ahead * step, mask=there)
         async_copy.async_copy_global_to_shared(dy_smem.index(ahead % SLOTS), dy_ptr + at + ahead * step, mask=there)
         async_copy.commit_group()
@@ -335,14 +335,14 @@ def softmax_forward_packed(
     FULL: gl.constexpr,  # pieces that every share has whole, but for the last: 16384 columns spill without its mask
     SHARED: gl.constexpr,  # the first pieces wait in shared memory, the others in registers
     BLOCK: gl.constexpr,
-    SHIFTED: gl.constexpr,  # rows start inside accesses, those read and those written at the same place
+    UNALIGNED: gl.constexpr,  # rows are unaligned, those read and those written at the same place
     READS: gl.constexpr,  # what the L2 is told of what is read and written
     WRITES: gl.constexpr,
 ):
     """A row or a share of it a program, asked for at once and held as it came, two numbers a word; none has a next row.
 
     Several CTAs per SM overlap: one's row comes while another's powers are computed and written. Where
-    rows start inside accesses, whole accesses are the row and the few elements outside them are handled apart. Programs
+    rows are unaligned, whole accesses are the row and the few elements outside them are handled apart. Programs
     that share a row start together and tell each other what they found through shared memory.
     """
     NUM_WARPS: gl.constexpr = gl.num_warps()
@@ -363,7 +363,7 @@ def softmax_forward_packed(
         row = (gl.program_id(0) // SHARES).to(gl.int64)
         share = gl.program_id(0) % SHARES
         first = share * length
-    if SHIFTED:
+    if UNALIGNED:
         lead = ((8 - row * cols % 8) % 8).to(gl.int32)
         width = gl.maximum(cols - lead, 0) // 8 * 4
         last = lead + width * 2
@@ -379,7 +379,7 @@ def softmax_forward_packed(
         else:
             async_copy.async_copy_global_to_shared(places[i], x_at + i * PIECE, mask=access < width - i * PIECE)
     async_copy.commit_group()
-    if SHIFTED:
+    if UNALIGNED:
         k = gl.arange(0, 16, gl.BlockedLayout([1], [32], [NUM_WARPS], [0]))
         edge = gl.where(k < 8, k, last + k - 8)
         own = gl.where(k < 8, k < lead, True) & (edge < cols) & (share == 0)
@@ -403,7 +403,7 @@ def softmax_forward_packed(
         highest = higher_bf16(highest, words) if BF16 else higher_fp16(highest, words)
     a, b = halves(highest, BF16)
     top = gl.maximum(gl.max(gl.maximum(a, b), axis=0), LOWEST)
-    if SHIFTED:
+    if UNALIGNED:
         top = gl.maximum(top, gl.max(ends, axis=0))
     scale, base, rounding = base_of(top, True)
     gl.thread_barrier()  # what is read before it is read again behind it: kept, it would take registers
@@ -418,7 +418,7 @@ def softmax_forward_packed(
         a, b = halves(words, BF16)
         sums += power(a, top, scale, base, True) + power(b, top, scale, base, True)
     total = gl.sum(sums, axis=0)
-    if SHIFTED:
+    if UNALIGNED:
         end_powers = power(ends, top, scale, base, True)
         total += gl.sum(end_powers, axis=0)
         to = y_ptr + row * cols + edge
@@ -432,7 +432,7 @@ def softmax_forward_packed(
         best = gl.max(gl.where(k < SHARES, tops, LOWEST), axis=0)
         total = gl.sum(gl.where(k < SHARES, totals * gl.exp(tops - best), 0.0), axis=0)
         factor *= rounding * gl.exp(top - best)
-        if SHIFTED:
+        if UNALIGNED:
             at_ends = end_powers * (rounding * gl.exp(top - best) / total)
             gl.store(to, at_ends.to(y_ptr.dtype.element_ty), mask=own)
     factor = factor / total  # alone, the rounding is that of powers and of their sum
