@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from math import trunc
 
 from ridgeline.cost.call import ITEMSIZE, Call, call
@@ -584,12 +585,25 @@ def _rnn(site: Site, arch: str) -> Calls:
 @lowering("fft", "linalg", "custom")
 def _declared(site: Site, arch: str) -> Calls:
     work = work_of(site)
+    name = str(site.attrs.get("name") or site.attrs.get("fn") or site.op)
+    products: Calls = ()
+    if site.target.endswith("linear_cross_entropy.default") and work.matrix_flops:  # its products are cuBLAS's
+        (rows, hidden), cols = site.ins[0].shape, site.ins[1].shape[0]
+        num = round(work.matrix_flops / (2 * rows * hidden * cols))
+        sizes = ((rows, cols, hidden, "nt"), (rows, hidden, cols, "nn"), (cols, hidden, rows, "tn"))[:num]
+        products = tuple(
+            call("gemm", site.dtype, "fwd", "cublas", m=m, n=n, k=k, layout=layout) for m, n, k, layout in sizes
+        )
+        logits = rows * cols * ITEMSIZE[site.dtype]  # read for the sums, then read and written by their gradient
+        work = replace(work, matrix_flops=0.0, flops=work.flops - work.matrix_flops,
+                       read_bytes=min(num, 2) * logits, written_bytes=(num > 1) * logits)  # fmt: skip
     return (
+        *products,
         Call(
             "roofline",
             work.dtype,
             "fwd",
-            str(site.attrs.get("name") or site.attrs.get("fn") or site.op),
+            name,
             (
                 ("flops", int(work.flops)),
                 ("matrix_flops", int(work.matrix_flops)),

@@ -5,6 +5,8 @@ Shapes: T tokens, H heads, K key heads, D head dim.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -40,6 +42,40 @@ class RMSNorm(nn.Module):
         return self(x), x
 
 
+def project(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    """The outputs of linear layers that share an input.
+
+    Plain layers, and those of a class with a ``together`` of its own, have one backward pass: the products of the
+    input's gradient add to one tensor. Split or adapted layers are called one by one.
+    """
+    kind = type(layers[0])
+    whole = x.dim() == 2 and all(type(layer) is kind and not hasattr(layer.weight, "to_local") for layer in layers)
+    if whole and kind is nn.Linear and torch.is_grad_enabled():
+        return _Projections.apply(x, *(p for layer in layers for p in (layer.weight, layer.bias)))
+    if whole and hasattr(kind, "together"):
+        return kind.together(x, layers)
+    return tuple(layer(x) for layer in layers)
+
+
+class _Projections(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *params: Tensor | None) -> tuple[Tensor, ...]:
+        weights, biases = params[::2], params[1::2]
+        ctx.save_for_backward(x, *weights)
+        return tuple(F.linear(x, w, b) for w, b in zip(weights, biases, strict=True))  # type: ignore[arg-type]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        need_x, *need = ctx.needs_input_grad
+        dx, found = None, []
+        for i, (dy, weight) in enumerate(zip(grads, weights, strict=True)):
+            if need_x:
+                dx = dy @ weight if dx is None else dx.addmm_(dy, weight)
+            found += [dy.t() @ x if need[2 * i] else None, dy.sum(0) if need[2 * i + 1] else None]
+        return dx, *found
+
+
 class Attention(nn.Module):
     """Grouped-query attention: rotary, windows, caps, sinks and norms of queries and keys by configuration."""
 
@@ -60,9 +96,8 @@ class Attention(nn.Module):
         self.dim, self.qk_norm, self.group = dim, config.qk_norm, groups.tensor
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        q = self.q_proj(x).unflatten(-1, (-1, self.dim))
-        k = self.k_proj(x).unflatten(-1, (-1, self.dim))
-        v = self.v_proj(x).unflatten(-1, (-1, self.dim))
+        projected = project(x, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (y.unflatten(-1, (-1, self.dim)) for y in projected)
         if self.qk_norm:
             q, k = self.q_norm(q, self.group), self.k_norm(k, self.group)
         q, k = rotate(q, k, *context.rotary(self.rope, x.dtype), False)
@@ -122,7 +157,7 @@ class Mlp(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.activation))
+        return self.down_proj(gated(*project(x, self.gate_proj, self.up_proj), self.activation))
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:

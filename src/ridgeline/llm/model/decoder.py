@@ -36,13 +36,18 @@ class Layer(nn.Module):
         if config.post_norms:
             self.pre_feedforward_layernorm, self.post_feedforward_layernorm = norm(), norm()
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        y = self.self_attn(self.input_layernorm(x), context)
+    def forward(self, x: Tensor, context: Context, update: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The residual and what the MLP adds to it. The next norm adds them; ``update`` is that of the layer before."""
+        y, x = (self.input_layernorm(x), x) if update is None else self.input_layernorm.add(update, x)
+        y = self.self_attn(y, context)
         if self.post_norms:
             y, x = self.pre_feedforward_layernorm.add(self.post_attention_layernorm(y), x)
-            return x + self.post_feedforward_layernorm(self.mlp(y))
+            return x, self.post_feedforward_layernorm(self.mlp(y))
         y, x = self.post_attention_layernorm.add(y, x)
-        return x + self.mlp(y)
+        return x, self.mlp(y)
+
+
+RunLayer = Callable[[int, Layer, Tensor, Context, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class Decoder(nn.Module):
@@ -78,7 +83,7 @@ class Decoder(nn.Module):
         if config.tied and self.lm_head is not None and self.embed_tokens is not None:
             self.lm_head.weight = self.embed_tokens.weight
         # How one layer is run: the trainer puts recomputation around it
-        self.run_layer: Callable[[int, Layer, Tensor, Context], Tensor] = lambda i, layer, x, context: layer(x, context)
+        self.run_layer: RunLayer = lambda i, layer, x, context, update: layer(x, context, update)
 
     def forward(
         self,
@@ -100,11 +105,12 @@ class Decoder(nn.Module):
         """The same with a context of another kind, such as one that has a key-value cache."""
         if self.embed_tokens is not None:
             x = self.embed_tokens(x)
+        update: Tensor | None = None
         for i, layer in self.layers.items():
-            x = self.run_layer(int(i), layer, x, context)  # type: ignore[arg-type]
+            x, update = self.run_layer(int(i), layer, x, context, update)  # type: ignore[arg-type]
         if self.norm is None or self.lm_head is None:
-            return x
-        x = self.norm(x)
+            return x if update is None else x + update
+        x = self.norm(x) if update is None else self.norm.add(update, x)[0]
         cap, weight = self.config.logit_softcap, local(self.lm_head.weight)
         if targets is not None:
             return cross_entropy_sum(x, weight, targets, cap, self.groups.tensor)

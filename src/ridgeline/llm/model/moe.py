@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ridgeline.llm.model.blocks import Mlp, gated
 from ridgeline.llm.model.collectives import Group, Groups, copy_to, exchange_rows, rank, size, sum_over
 from ridgeline.llm.model.config import ModelConfig, Moe
+from ridgeline.llm.model.expert_rows import combine, places_of, spread
 
 
 class Router(nn.Module):
@@ -31,8 +32,10 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Weights and indices [T, k] of the chosen experts, and the probabilities [T, E] they were chosen by."""
         of, wide = self.of, torch.promote_types(x.dtype, torch.float32)
-        bias = None if self.bias is None else self.bias.to(wide)
-        logits = F.linear(x.to(wide), self.weight.to(wide), bias)
+        if of.score == "sigmoid":
+            logits = F.linear(x.to(wide), self.weight.to(wide))
+        else:  # these families route by a product in the model's own type
+            logits = F.linear(x, self.weight, self.bias).to(wide)
         scores = logits.sigmoid() if of.score == "sigmoid" else logits.softmax(-1)
         ranked = scores
         if of.correction:
@@ -80,16 +83,16 @@ class Experts(nn.Module):
         x, weights_Tk = copy_to(x, group), copy_to(weights_Tk, group)
         chosen = index_Tk.flatten()
         order = chosen.argsort(stable=True)
-        rows = x[order // k]
         counts = torch.zeros(self.of.num_experts, dtype=torch.int64, device=x.device)
         counts.scatter_add_(0, chosen, torch.ones_like(chosen))
+        self.counts = counts  # of every expert, here
+        place = places_of(order)
+        rows = spread(x, place, k)
         if size(self.groups.expert) > 1:
             y = self._dispatched(rows, counts, self.groups.expert)
         else:
             y = self._run(rows, counts)
-        # Back to the order of tokens by a gather, whose sum over k is the same bits every time
-        y = y[order.argsort()].unflatten(0, (-1, k))
-        return sum_over((y * weights_Tk[..., None]).sum(1), group)
+        return sum_over(combine(y, place, k, weights_Tk), group)
 
     def _dispatched(self, rows: Tensor, counts: Tensor, group: Group) -> Tensor:
         """Send each row to the rank of its expert, and what the expert makes of it back."""
@@ -103,8 +106,9 @@ class Experts(nn.Module):
         # Rows come sorted by source, then expert; products want them by expert
         expert = torch.arange(per_source.shape[1], device=rows.device).repeat(ranks)
         order = expert.repeat_interleave(per_source.flatten()).argsort(stable=True)
-        y = self._run(rows[order], per_source.sum(0))
-        return exchange_rows(y[order.argsort()], sent, received, group)
+        place = places_of(order)
+        y = self._run(spread(rows, place, 1), per_source.sum(0))
+        return exchange_rows(combine(y, place, 1), sent, received, group)
 
     def _run(self, rows_NM: Tensor, counts_E: Tensor) -> Tensor:
         """Every expert on its rows, which lie one expert after the other."""
@@ -166,10 +170,14 @@ class MoeMlp(nn.Module):
         self.shared_experts = Mlp(config.hidden, shared, config.activation) if shared else None
         self.balance_weight = 0.0  # of the balance loss of one micro-batch; the trainer sets it
         self.balance_losses: list[Tensor] = []
+        # Rows that each expert got in a step. What is recomputed counts twice, for every expert alike
+        self.register_buffer("load", torch.zeros(config.moe.num_experts, dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         weights, index, scores = self.gate(x)
         y = self.experts(x, weights, index)
+        if self.training and torch.is_grad_enabled():
+            self.load += self.experts.counts
         if self.training and self.balance_weight:
             loss = self._balance_loss(scores, index)
             self.balance_losses.append(loss.detach())

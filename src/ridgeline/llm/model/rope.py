@@ -65,7 +65,7 @@ def rotate(q_THD: Tensor, k_TKD: Tensor, cos: Tensor, sin: Tensor, interleaved: 
         from ridgeline.kernels import rope
 
         q, k = rope(q_THD[None], k_TKD[None], cos, sin, sequence_dim=1)
-        return q[0], k[0]
+        return q.squeeze(0), k.squeeze(0)  # whose gradient is a view; that of q[0] is a copy
     cos, sin = cos[:, None], sin[:, None]
 
     def turned(x: Tensor) -> Tensor:

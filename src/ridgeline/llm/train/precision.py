@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ridgeline.llm.model.decoder import Decoder
+from ridgeline.llm.model.expert_rows import on_device
 from ridgeline.llm.train.settings import Settings
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -34,52 +36,60 @@ def prepare_modules(part: Decoder, settings: Settings) -> None:
 class Fp8Linear(nn.Linear):
     """A linear layer whose three products are fp8: e4m3 forward, e5m2 for gradients, one scale a tensor.
 
-    Scales are those of the current tensors. Weights and what leaves the layer keep the model's type.
+    Scales are those of the current tensors. Weights and what leaves the layer keep the model's type. Layers of one
+    input are one product: their weights become the rows of one matrix of codes.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight
-        if hasattr(weight, "to_local"):
+        if hasattr(self.weight, "to_local"):
             return super().forward(x)
-        y = _Fp8Product.apply(x, weight)
-        return y if self.bias is None else y + self.bias
+        return self.together(x.flatten(0, -2), (self,))[0].unflatten(0, x.shape[:-1])
+
+    @staticmethod
+    def together(x: Tensor, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+        outputs = _Fp8Product.apply(x, *(layer.weight for layer in layers))
+        pairs = zip(outputs, layers, strict=True)
+        return tuple(y if layer.bias is None else y + layer.bias for y, layer in pairs)
 
 
 class _Fp8Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        x8, w8 = quantized(rows, E4M3), quantized(weight, E4M3)
-        ctx.save_for_backward(*x8, *w8)
-        ctx.shape = x.shape
-        return product(x8, (w8[0].t(), w8[1]), x.dtype).unflatten(0, x.shape[:-1])
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        x8, x8_turned, x_scale = coded((x,), E4M3)
+        w8, w8_turned, w_scale = coded(weights, E4M3, dim=0)
+        ctx.save_for_backward(x8_turned, x_scale, w8_turned, w_scale)
+        ctx.sizes = [len(weight) for weight in weights]
+        return product(x8, x_scale, w8, w_scale, x.dtype, fast=True).split(ctx.sizes, 1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x8, xs, w8, ws = ctx.saved_tensors
-        rows = grad.reshape(-1, grad.shape[-1])
-        g8, gs = quantized(rows, E5M2)
-        dx = product((g8, gs), (_column_major(w8), ws), grad.dtype)
-        dw = product((g8.t().contiguous(), gs), (_column_major(x8), xs), grad.dtype)
-        return dx.view(ctx.shape), dw
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        x8_turned, x_scale, w8_turned, w_scale = ctx.saved_tensors
+        g8, g8_turned, scale = coded(grads, E5M2, dim=1)
+        dx = product(g8, scale, w8_turned, w_scale, grads[0].dtype)
+        dw = product(g8_turned, scale, x8_turned, x_scale, grads[0].dtype)
+        return dx, *dw.split(ctx.sizes)
 
 
-def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """fp8 codes and the factor that makes numbers of them."""
-    largest = torch.finfo(dtype).max
-    scale = (x.detach().abs().amax().float() / largest).clamp(min=1e-12)
-    return (x.detach().float() / scale).clamp(-largest, largest).to(dtype), scale
+def coded(parts: Sequence[Tensor], dtype: torch.dtype, dim: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """The matrices side by side along ``dim`` as fp8 codes, the same transposed, and the factor that restores them.
+
+    Both orders, because the matrix units want the summed dim of both operands to be the contiguous one.
+    """
+    if not on_device(parts[0]):
+        from ridgeline.kernels import quantize
+
+        codes, scale = quantize(torch.cat(tuple(parts), dim).detach(), dtype, per="tensor")
+        return codes, codes.t().contiguous(), scale
+    from ridgeline.llm.train.fp8_kernel import write_codes
+
+    return write_codes(parts, dtype, dim)
 
 
-def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
-    """``a @ b`` of codes; off CUDA by way of float32, which sums them as exactly."""
-    if a[0].is_cuda:
-        return torch._scaled_mm(a[0], b[0], scale_a=a[1], scale_b=b[1], out_dtype=dtype, use_fast_accum=False)
-    return (a[0].float() @ b[0].float() * (a[1] * b[1])).to(dtype)
-
-
-def _column_major(x: Tensor) -> Tensor:
-    return x.t().contiguous().t()
+def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, fast: bool = False) -> Tensor:
+    """``a @ b.t()`` of codes, sums in float32 (``fast``: of fewer bits); off CUDA in float32, which is as exact."""
+    if a.is_cuda:
+        return torch._scaled_mm(a, b.t(), scale_a=a_scale, scale_b=b_scale, out_dtype=dtype, use_fast_accum=fast)
+    return (a.float() @ b.t().float() * (a_scale * b_scale)).to(dtype)
 
 
 class LoraLinear(nn.Linear):

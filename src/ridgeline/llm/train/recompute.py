@@ -25,12 +25,14 @@ def set_recompute(model: Decoder, mode: str, num_layers: int = 0) -> None:
     """Recompute in every layer of a model, or in its first ``num_layers``."""
     chosen = set(list(model.layers)[: num_layers or None])
 
-    def run(index: int, layer: Layer, x: Tensor, context: Context) -> Tensor:
+    def run(index: int, layer: Layer, x: Tensor, context: Context, update: Tensor | None) -> tuple[Tensor, Tensor]:
         if mode == "none" or str(index) not in chosen or not torch.is_grad_enabled():
-            return layer(x, context)
+            return layer(x, context, update)
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         if mode == "selective":
             options["context_fn"] = lambda: create_selective_checkpoint_contexts(_policy)
-        return checkpoint(layer, x, context, **options)
+        elif update is not None:  # one tensor is kept of a layer, not two
+            x, update = x + update, None
+        return checkpoint(layer, x, context, update, **options)
 
     model.run_layer = run

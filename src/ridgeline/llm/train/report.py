@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,6 @@ from ridgeline.errors import RidgelineError
 from ridgeline.hardware import Device
 from ridgeline.llm.model.config import ModelConfig
 from ridgeline.llm.model.decoder import Decoder, packed_inputs
-from ridgeline.llm.model.weights import blocks
 
 
 def flops_per_token(config: ModelConfig, length: int) -> float:
@@ -70,6 +68,7 @@ def forecast(
     optimizer: str = "adamw",
     execution: str = "cudagraph",
     apply_recompute: Callable[[Decoder, str], None] | None = None,
+    prepare: Callable[[Decoder], None] = lambda part: None,
 ) -> Forecast:
     """Predict one step of the whole model on one device.
 
@@ -83,6 +82,7 @@ def forecast(
         kinds = config.moe_layers[-layers:] if config.moe_layers else ()
         short = replace(config, num_layers=layers, moe_layers=kinds, windows=config.windows[:layers])
         model = Decoder(short, device="meta", dtype=dtype)
+        prepare(model)
         if apply_recompute is not None:
             apply_recompute(model, recompute)
         tokens = torch.zeros(length * micro, dtype=torch.int64)
@@ -95,7 +95,9 @@ def forecast(
 
     one, two = price(1), price(2)
     depth = config.num_layers - 1
-    num_params = sum(math.prod(block.whole) for block, _ in blocks(Decoder(config)))
+    whole = Decoder(config)
+    prepare(whole)
+    num_params = sum(p.numel() for p in whole.parameters() if p.requires_grad)
     # Of a weight: moments, a float32 master of a narrow one, and where micro-batches add up a float32 sum
     wide = dtype == torch.float32
     state_bytes = (2 if optimizer == "adamw-8bit" else 8) + (0 if wide else 4)

@@ -93,6 +93,7 @@ class Settings:
     recompute: str = "auto"  # none, selective, full, or what our prediction says is needed to fit
     graph: bool = True  # the whole step as one CUDA graph, where it can be
     balance: float | None = None  # weight of the experts' balance loss; config.json's unless told
+    bias_rate: float = 1e-3  # a step's change of a router's correction, in models that balance experts by one
     save_dtype: str = "bfloat16"
     log_every: int = 1
     batch: BatchSettings = field(default_factory=BatchSettings)

@@ -37,6 +37,7 @@ class Batch:
 class StepResult:
     loss: Tensor  # mean over the tokens of all ranks
     balance: Tensor  # mean balance loss of a micro-batch and layer; 0 without experts
+    busiest: Tensor  # rows of the busiest expert over those of the mean one, mean over layers; 0 without experts
     norm: Tensor  # of all gradients, before clipping
     stop: bool = False  # some rank was asked to stop
 
@@ -52,10 +53,11 @@ class TrainStep:
         optimizers: list[torch.optim.Optimizer],
         clip: float,
         balance_coef: float,
+        bias_rate: float,
         graph: bool,
     ) -> None:
         self.parts, self.layout, self.held, self.optimizers = parts, layout, held, optimizers
-        self.clip, self.balance_coef = clip, balance_coef
+        self.clip, self.balance_coef, self.bias_rate = clip, balance_coef, bias_rate
         self.world = layout.plan.world
         self.blocks = [block for part in parts for block in part.moe_blocks()]
         self.num_moe_layers = sum(parts[0].config.moe_layers) if parts else 0
@@ -76,9 +78,9 @@ class TrainStep:
         if self.world > 1:
             stats = torch.cat((stats, torch.tensor([float(stop)], device=stats.device)))
             dist.all_reduce(stats)
-            stop = bool(stats[2])
+            stop = bool(stats[3])
         norm = self.update()
-        return StepResult(stats[0], stats[1], norm, stop)
+        return StepResult(stats[0], stats[1], stats[2], norm, stop)
 
     def compute(self, batch: Batch) -> Tensor:
         """Gradients of every micro-batch; returns this rank's part of the loss and of the balance loss."""
@@ -87,6 +89,7 @@ class TrainStep:
         for block in self.blocks:
             block.balance_weight = self.balance_coef / (micro * self.num_moe_layers)
             block.balance_losses.clear()
+            block.load.zero_()
         if batch.num_micro > 1 and self._accumulates and not self._hooked:
             self._keep_sums()
         total = torch.zeros(1, dtype=torch.float32, device=device)
@@ -104,9 +107,25 @@ class TrainStep:
                 loss.sum().backward()
                 total += loss.detach()
         balance = [loss for block in self.blocks for loss in block.balance_losses]
-        mean = torch.stack(balance).sum() / (micro * self.num_moe_layers) if balance else torch.zeros((), device=device)
+        # This stage's share of the layers, and this rank's of the micro-batches
+        layers, zero = len(self.blocks) / max(1, self.num_moe_layers), torch.zeros((), device=device)
+        mean = torch.stack(balance).mean() * layers / self.layout.plan.dp if balance else zero
         shares = self.layout.plan.tp  # tensor-parallel ranks all have the same
-        return torch.stack((total.float().sum() / shares, mean.float() / shares))
+        busiest = self._balance_experts() * layers / (self.layout.plan.dp * self.layout.plan.cp) if self.blocks else zero
+        return torch.stack([x.float() / shares for x in (total.sum(), mean, busiest)])
+
+    @torch.no_grad()
+    def _balance_experts(self) -> Tensor:
+        """How much more than the mean the busiest expert got. Biased routers favor those that got less the next time."""
+        loads = torch.stack([block.load for block in self.blocks])
+        for group in (self.layout.data, self.layout.groups.context):
+            if group is not None:
+                dist.all_reduce(loads, group=group)
+        excess = loads / loads.float().mean(1, keepdim=True).clamp(min=1.0)
+        for block, over in zip(self.blocks, excess, strict=True):
+            if block.of.correction and self.bias_rate:
+                block.gate.e_score_correction_bias -= self.bias_rate * (over - 1).sign()
+        return excess.amax(1).mean()
 
     def update(self) -> Tensor:
         hand_over_gradients(self.held, self.sums)
@@ -226,7 +245,7 @@ class _Graphs:
             stats = self.step.compute(batch)
             norm = self.step.update()
         torch.cuda.current_stream().wait_stream(side)
-        return StepResult(stats[0], stats[1], norm)
+        return StepResult(stats[0], stats[1], stats[2], norm)
 
     def _capture(self, batch: Batch) -> tuple[Any, Batch, Tensor, Tensor, Tensor]:
         fixed = Batch({n: t.clone() for n, t in batch.tensors.items()}, batch.longest, batch.longest_key, 1)
@@ -249,7 +268,4 @@ class _Graphs:
             fixed.tensors[name].copy_(tensor, non_blocking=True)
         count.fill_(batch.num_targets)
         graph.replay()
-        return StepResult(stats[0].clone(), stats[1].clone(), norm.clone())
-
-
-RunLayer = Callable[..., Tensor]
+        return StepResult(*stats.clone(), norm.clone())

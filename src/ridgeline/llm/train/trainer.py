@@ -56,6 +56,7 @@ class StepLine:
     mfu_frac: float | None = None
     predicted_s: float | None = None
     balance: float | None = None
+    busiest: float | None = None
     peak_bytes: int | None = None
 
     def __str__(self) -> str:
@@ -66,7 +67,7 @@ class StepLine:
         if self.mfu_frac is not None:
             parts.append(f"MFU {100 * self.mfu_frac:.1f} %")
         if self.balance is not None:
-            parts.append(f"balance {self.balance:.3f}")
+            parts.append(f"balance {self.balance:.3f}  busiest expert {self.busiest:.2f}x")
         return "  ".join(parts)
 
 
@@ -130,7 +131,7 @@ class Trainer:
         # Experts with biases are products one by one, whose sizes the host has to know
         graph = settings.graph and self.device.type == "cuda" and self.world == 1 and not (moe and moe.bias)
         self.train_step = TrainStep(
-            self.parts, self.layout, self.held, self.optimizers, settings.optimizer.clip, coef, graph
+            self.parts, self.layout, self.held, self.optimizers, settings.optimizer.clip, coef, settings.bias_rate, graph
         )
         self.loader = self._loader()
         if found is not None:
@@ -177,6 +178,7 @@ class Trainer:
                 self.config, batch.length, batch.micro, batch.sequences // batch.micro, model, compute,
                 recompute=mode, optimizer=self.settings.optimizer.kind,
                 execution="cudagraph" if self.settings.graph else "eager", apply_recompute=set_recompute,
+                prepare=lambda part: prepare_modules(part, self.settings),
             )  # fmt: skip
             if self.forecast is None:
                 self._note(f"no forecast of a step: {why}")
@@ -314,13 +316,14 @@ class Trainer:
         started = time.perf_counter()
         batch = self.batch(self.loader, self.step, settings.batch.sequences, settings.batch.micro)
         result = self.train_step.run(batch, stop)
-        loss, norm, balance = float(result.loss), float(result.norm), float(result.balance)  # waits for the device
+        loss, norm = float(result.loss), float(result.norm)  # waits for the device
         self.step += 1
         seconds = time.perf_counter() - started
         tokens = settings.batch.sequences * settings.batch.length
         line = StepLine(
             self.step, loss, norm, settings.optimizer.lr * share, tokens, seconds, tokens / seconds,
-            balance=balance if self.config.moe else None,
+            balance=float(result.balance) if self.config.moe else None,
+            busiest=float(result.busiest) if self.config.moe else None,
             predicted_s=self.forecast.step_s if self.forecast else None,
         )  # fmt: skip
         if (model := report.device_model(self.device)) is not None:
