@@ -114,7 +114,8 @@ def test_a_step_is_predicted_with_less_memory_and_more_time_the_more_is_recomput
 
     config, found = ModelConfig.from_hf(LLAMA_1B), []
     for mode in ("none", "selective", "full"):
-        found.append(forecast(config, 2048, 2, 1, device("h200"), torch.bfloat16, mode, apply_recompute=set_recompute))
+        found.append(forecast(config, 2048, 2, 1, device("h200"), torch.bfloat16, mode,
+                              change=lambda part, mode=mode: set_recompute(part, mode)))  # fmt: skip
     assert found[0].step_s < found[1].step_s < found[2].step_s
     assert found[0].peak_bytes > found[1].peak_bytes > found[2].peak_bytes
     floor_s = flops_per_token(config, 2048) * 4096 / 989e12

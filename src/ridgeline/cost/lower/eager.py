@@ -56,9 +56,10 @@ def _phase(site: Site) -> str:
 @lowering("matmul")
 def _matmul(site: Site, arch: str) -> Calls:
     a = site.attrs
+    dtype = "fp8" if site.dtype == "fp8_e5m2" else site.dtype  # both formats share a rate
     layout = ("t" if a.get("trans_a") else "n") + ("t" if a.get("trans_b", True) else "n")
     if a["b"] == 1:
-        return (call("gemm", site.dtype, "fwd", "cublas", m=a["m"], n=a["n"], k=a["k"], layout=layout),)
+        return (call("gemm", dtype, "fwd", "cublas", m=a["m"], n=a["n"], k=a["k"], layout=layout),)
     return (call("bmm", site.dtype, "fwd", "cublas", b=a["b"], m=a["m"], n=a["n"], k=a["k"], layout=layout),)
 
 
@@ -597,6 +598,15 @@ def _declared(site: Site, arch: str) -> Calls:
         logits = rows * cols * ITEMSIZE[site.dtype]  # read for the sums, then read and written by their gradient
         work = replace(work, matrix_flops=0.0, flops=work.flops - work.matrix_flops,
                        read_bytes=min(num, 2) * logits, written_bytes=(num > 1) * logits)  # fmt: skip
+    if "varlen_attention" in site.target and work.matrix_flops:  # as fast as cuDNN's, of sequences of one length
+        backward = "backward" in site.target
+        (rows, heads, dim), (_, kv_heads, value_dim) = site.ins[backward].shape, site.ins[2 + backward].shape
+        width = 4 * dim + 3 * value_dim if backward else dim + value_dim
+        length = max(1, round(work.matrix_flops / (rows * heads * width)))
+        if max(dim, value_dim) <= 128:
+            dims = {"b": max(1, rows // length), "h": heads, "hkv": kv_heads, "s": length, "skv": length, "d": dim,
+                    "causal": 1, **({"dv": value_dim} if value_dim != dim else {})}  # fmt: skip
+            return (Call("attention", site.dtype, "bwd" if backward else "fwd", "cudnn", tuple(dims.items())),)
     return (
         *products,
         Call(

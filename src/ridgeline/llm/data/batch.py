@@ -82,9 +82,10 @@ def micro_batch(
 
 
 def stacked(batches: list[MicroBatch]) -> tuple[dict[str, torch.Tensor], int, int]:
-    """All micro-batches of a step as tensors [micro-batches, …], and the longest document and keys of any."""
+    """All micro-batches of a step as tensors [micro-batches, …], and bounds of the longest document and keys of any."""
     most = max(len(b.arrays[name]) for b in batches for name in ("starts", "key_starts") if name in b.arrays)
     num_starts = 1 << max(2, (most - 1).bit_length())  # few distinct shapes: each is captured as a graph of its own
     padded = [b.padded(num_starts) for b in batches]
     arrays = {name: torch.from_numpy(np.stack([p[name] for p in padded])) for name in padded[0]}
-    return arrays, max(b.longest for b in batches), max(b.longest_key for b in batches)
+    longest, longest_key = (max(getattr(b, name) for b in batches) for name in ("longest", "longest_key"))
+    return arrays, 1 << (longest - 1).bit_length(), 1 << max(0, longest_key - 1).bit_length()

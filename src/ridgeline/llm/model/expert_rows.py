@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from ridgeline.graph.declared import cost_of
 
 
 def places_of(order: Tensor) -> Tensor:
@@ -52,46 +53,76 @@ class _Combine(torch.autograd.Function):
         place, *weighted = ctx.saved_tensors
         if not weighted:
             return _spread(grad, place, ctx.k), None, None, None
-        y, weights = weighted
-        if on_device(grad):
-            grad, y, weights = grad.contiguous(), y.contiguous(), weights.contiguous()
-            dy, dweights = torch.empty_like(y), torch.empty_like(weights)
-            _launch("spread", grad, place, ctx.k, grad, dy, y, weights, dweights)
-            return dy, None, None, dweights
-        copies = grad[:, None] * weights[..., None]
-        dweights = (y[place].unflatten(0, (-1, ctx.k)) * grad[:, None]).sum(-1)
-        return torch.empty_like(y).index_copy_(0, place, copies.flatten(0, 1)), None, None, dweights
+        dy, dweights = _weighted_gradient(grad, place, *weighted)
+        return dy, None, None, dweights
 
 
+@torch.library.custom_op(
+    "ridgeline_llm::spread_rows", mutates_args=(), schema="(Tensor x, Tensor place, int k) -> Tensor"
+)
 def _spread(x: Tensor, place: Tensor, k: int) -> Tensor:
     rows = x.new_empty(len(place), x.shape[1])
-    if on_device(x):
+    if x.is_cuda:
         x = x.contiguous()
-        _launch("spread", x, place, k, x, rows, x, x, x)
+        _launch("spread", x, place, k, False, x, rows, x, x, x)
         return rows
     return rows.index_copy_(0, place, x.repeat_interleave(k, 0))
 
 
+@torch.library.custom_op(
+    "ridgeline_llm::combine_rows", mutates_args=(),
+    schema="(Tensor y, Tensor place, int k, Tensor? weights=None) -> Tensor",
+)  # fmt: skip
 def _combine(y: Tensor, place: Tensor, k: int, weights: Tensor | None = None) -> Tensor:
-    if on_device(y):
+    if y.is_cuda:
         y, out = y.contiguous(), y.new_empty(len(place) // k, y.shape[1])
-        _launch("combine", out, place, k, y, out, y if weights is None else weights.contiguous())
+        _launch("combine", out, place, k, weights is not None, y, out, y if weights is None else weights.contiguous())
         return out
     found = y[place].unflatten(0, (-1, k))
     return (found if weights is None else found * weights[..., None]).sum(1)
 
 
-def on_device(x: Tensor) -> bool:
-    """Whether a kernel can run on this tensor: it is on a GPU, and no fake one."""
-    return x.is_cuda and not isinstance(x, FakeTensor)
+@torch.library.custom_op(
+    "ridgeline_llm::combine_rows_backward", mutates_args=(),
+    schema="(Tensor grad, Tensor place, Tensor y, Tensor weights) -> (Tensor, Tensor)",
+)  # fmt: skip
+def _weighted_gradient(grad: Tensor, place: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    k = weights.shape[1]
+    if grad.is_cuda:
+        grad, y, weights = grad.contiguous(), y.contiguous(), weights.contiguous()
+        dy, dweights = torch.empty_like(y), torch.empty_like(weights)
+        _launch("spread", grad, place, k, True, grad, dy, y, weights, dweights)
+        return dy, dweights
+    dweights = (y[place].unflatten(0, (-1, k)) * grad[:, None]).sum(-1)
+    copies = (grad[:, None] * weights[..., None]).flatten(0, 1)
+    return torch.empty_like(copies).index_copy_(0, place, copies), dweights
 
 
-def _launch(name: str, like: Tensor, place: Tensor, k: int, *tensors: Tensor) -> None:
+@_spread.register_fake
+def _(x: Tensor, place: Tensor, k: int) -> Tensor:
+    return x.new_empty(len(place), x.shape[1])
+
+
+@_combine.register_fake
+def _(y: Tensor, place: Tensor, k: int, weights: Tensor | None = None) -> Tensor:
+    return y.new_empty(len(place) // k, y.shape[1])
+
+
+@_weighted_gradient.register_fake
+def _(grad: Tensor, place: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    return y.new_empty(y.shape), weights.new_empty(weights.shape)
+
+
+for _op in ("spread_rows", "combine_rows", "combine_rows_backward"):
+    cost_of(f"ridgeline_llm::{_op}")(lambda inputs, outputs, **options: {})  # every row is read and written once
+
+
+def _launch(name: str, like: Tensor, place: Tensor, k: int, weighted: bool, *tensors: Tensor) -> None:
     from triton import next_power_of_2
 
     from ridgeline.llm.model import expert_row_kernels as kernels
 
-    cols, weighted = like.shape[1], tensors[-1] is not tensors[0]
+    cols = like.shape[1]
     if len(like):
         with torch.cuda.device(like.device):
             getattr(kernels, name)[(len(like),)](

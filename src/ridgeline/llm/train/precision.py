@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ridgeline.graph.declared import cost_of
 from ridgeline.llm.model.decoder import Decoder
-from ridgeline.llm.model.expert_rows import on_device
 from ridgeline.llm.train.settings import Settings
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -55,8 +55,8 @@ class Fp8Linear(nn.Linear):
 class _Fp8Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        x8, x8_turned, x_scale = coded((x,), E4M3)
-        w8, w8_turned, w_scale = coded(weights, E4M3, dim=0)
+        x8, x8_turned, x_scale = coded([x], False)
+        w8, w8_turned, w_scale = coded(list(weights), False)
         ctx.save_for_backward(x8_turned, x_scale, w8_turned, w_scale)
         ctx.sizes = [len(weight) for weight in weights]
         return product(x8, x_scale, w8, w_scale, x.dtype, fast=True).split(ctx.sizes, 1)
@@ -64,25 +64,42 @@ class _Fp8Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         x8_turned, x_scale, w8_turned, w_scale = ctx.saved_tensors
-        g8, g8_turned, scale = coded(grads, E5M2, dim=1)
+        g8, g8_turned, scale = coded(list(grads), True, 1)
         dx = product(g8, scale, w8_turned, w_scale, grads[0].dtype)
         dw = product(g8_turned, scale, x8_turned, x_scale, grads[0].dtype)
         return dx, *dw.split(ctx.sizes)
 
 
-def coded(parts: Sequence[Tensor], dtype: torch.dtype, dim: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "ridgeline_llm::fp8_codes", mutates_args=(), schema="(Tensor[] parts, bool wide, int dim=0) -> (Tensor, Tensor, Tensor)"
+)
+def coded(parts: Sequence[Tensor], wide: bool, dim: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """The matrices side by side along ``dim`` as fp8 codes, the same transposed, and the factor that restores them.
 
-    Both orders, because the matrix units want the summed dim of both operands to be the contiguous one.
+    Codes are e4m3, or e5m2 for a wide range. Both orders, because the matrix units want the summed dim of both operands
+    to be the contiguous one.
     """
-    if not on_device(parts[0]):
-        from ridgeline.kernels import quantize
+    dtype = E5M2 if wide else E4M3
+    if parts[0].is_cuda:
+        from ridgeline.llm.train.fp8_kernel import write_codes
 
-        codes, scale = quantize(torch.cat(tuple(parts), dim).detach(), dtype, per="tensor")
-        return codes, codes.t().contiguous(), scale
-    from ridgeline.llm.train.fp8_kernel import write_codes
+        return write_codes(parts, dtype, dim)
+    from ridgeline.kernels import quantize
 
-    return write_codes(parts, dtype, dim)
+    codes, scale = quantize(torch.cat(tuple(parts), dim), dtype, per="tensor")
+    return codes, codes.t().contiguous(), scale
+
+
+@coded.register_fake
+def _(parts: Sequence[Tensor], wide: bool, dim: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    joined, other = sum(part.shape[dim] for part in parts), parts[0].shape[1 - dim]
+    codes = parts[0].new_empty((joined, other) if dim == 0 else (other, joined), dtype=E5M2 if wide else E4M3)
+    return codes, codes.new_empty(codes.shape[::-1]), parts[0].new_empty((), dtype=torch.float32)
+
+
+@cost_of("ridgeline_llm::fp8_codes")
+def _(inputs: Sequence[Any], outputs: Sequence[Any], **options: Any) -> dict[str, float]:
+    return {"read_bytes": 2.0 * sum(x.num_bytes for x in inputs)}  # for the largest magnitude, and for the codes
 
 
 def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, fast: bool = False) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ridgeline.errors import RidgelineError
+from ridgeline.graph import Graph
 from ridgeline.hardware import Device
 from ridgeline.llm.model.config import ModelConfig
 from ridgeline.llm.model.decoder import Decoder, packed_inputs
@@ -57,6 +58,28 @@ class Forecast:
     device: str
 
 
+def captured(
+    config: ModelConfig,
+    num_layers: int,
+    length: int,
+    micro: int,
+    dtype: torch.dtype,
+    change: Callable[[Decoder], None] = lambda part: None,
+) -> Graph:
+    """Forward and backward of a micro-batch through the last layers of a model, as a graph; ``change`` prepares it."""
+    from ridgeline.capture import capture
+
+    kinds = config.moe_layers[-num_layers:] if config.moe_layers else ()
+    short = replace(config, num_layers=num_layers, moe_layers=kinds, windows=config.windows[:num_layers])
+    model = Decoder(short, device="meta", dtype=dtype)
+    change(model)
+    tokens = torch.zeros(length * micro, dtype=torch.int64)
+    return capture(
+        model, (tokens,), {**packed_inputs([length] * micro), "targets": tokens}, mode="train", optimizer=None,
+        loss=lambda loss: loss.sum(),
+    )  # fmt: skip
+
+
 def forecast(
     config: ModelConfig,
     length: int,
@@ -67,36 +90,23 @@ def forecast(
     recompute: str = "none",
     optimizer: str = "adamw",
     execution: str = "cudagraph",
-    apply_recompute: Callable[[Decoder, str], None] | None = None,
-    prepare: Callable[[Decoder], None] = lambda part: None,
+    change: Callable[[Decoder], None] = lambda part: None,
 ) -> Forecast:
     """Predict one step of the whole model on one device.
 
     A model of one and one of two of its layers are captured and priced; the rest of the depth is their difference. The
     update is what the fused kernel moves, at nine tenths of the memory's bandwidth.
     """
-    from ridgeline.capture import capture
     from ridgeline.cost.estimate import estimate
 
-    def price(layers: int) -> tuple[float, float]:
-        kinds = config.moe_layers[-layers:] if config.moe_layers else ()
-        short = replace(config, num_layers=layers, moe_layers=kinds, windows=config.windows[:layers])
-        model = Decoder(short, device="meta", dtype=dtype)
-        prepare(model)
-        if apply_recompute is not None:
-            apply_recompute(model, recompute)
-        tokens = torch.zeros(length * micro, dtype=torch.int64)
-        graph = capture(
-            model, (tokens,), {**packed_inputs([length] * micro), "targets": tokens}, mode="train", optimizer=None,
-            loss=lambda loss: loss.sum(),
-        )  # fmt: skip
-        found = estimate(graph, device, execution)
+    def price(num_layers: int) -> tuple[float, float]:
+        found = estimate(captured(config, num_layers, length, micro, dtype, change), device, execution)
         return found.expected_s, found.peak_bytes
 
     one, two = price(1), price(2)
     depth = config.num_layers - 1
     whole = Decoder(config)
-    prepare(whole)
+    change(whole)
     num_params = sum(p.numel() for p in whole.parameters() if p.requires_grad)
     # Of a weight: moments, a float32 master of a narrow one, and where micro-batches add up a float32 sum
     wide = dtype == torch.float32

@@ -21,6 +21,7 @@ from ridgeline.llm.data.batch import micro_batch, stacked
 from ridgeline.llm.data.loader import Loader, TextLoader, TokenLoader
 from ridgeline.llm.data.tokens import TokenFile
 from ridgeline.llm.model.config import ModelConfig
+from ridgeline.llm.model.decoder import Decoder
 from ridgeline.llm.model.tensor_file import write_text
 from ridgeline.llm.model.weights import Block, HfFiles, Source, blocks, save_hf, seeded
 from ridgeline.llm.train import adapters, report
@@ -134,6 +135,9 @@ class Trainer:
             self.parts, self.layout, self.held, self.optimizers, settings.optimizer.clip, coef, settings.bias_rate, graph
         )
         self.loader = self._loader()
+        # The batch of the next step where it is made already, and what the loader had read before it
+        self._ahead: Batch | None = None
+        self._read: dict[str, Any] | None = None
         if found is not None:
             self._resume(found)
 
@@ -174,11 +178,13 @@ class Trainer:
             return "none" if asked == "auto" else asked
         batch, why = self.settings.batch, ""
         for mode in ("none", "selective", "full") if asked == "auto" else (asked,):
+            def change(part: Decoder, mode: str = mode) -> None:
+                prepare_modules(part, self.settings)
+                set_recompute(part, mode)
+
             self.forecast, why = report.try_forecast(
-                self.config, batch.length, batch.micro, batch.sequences // batch.micro, model, compute,
-                recompute=mode, optimizer=self.settings.optimizer.kind,
-                execution="cudagraph" if self.settings.graph else "eager", apply_recompute=set_recompute,
-                prepare=lambda part: prepare_modules(part, self.settings),
+                self.config, batch.length, batch.micro, batch.sequences // batch.micro, model, compute, mode,
+                self.settings.optimizer.kind, "cudagraph" if self.settings.graph else "eager", change,
             )  # fmt: skip
             if self.forecast is None:
                 self._note(f"no forecast of a step: {why}")
@@ -230,7 +236,7 @@ class Trainer:
                 block = Block(block.name, (), (), ())
             tensors[name] = (block, value)
         lanes: dict[str, Any] = {}
-        state = self.loader.state()
+        state = self.loader.state() if self._read is None else self._read
         if state and self.plan.dp > 1:
             every: list[Any] = [None] * self.world
             dist.all_gather_object(every, json.dumps(state))
@@ -308,14 +314,20 @@ class Trainer:
             tensors = {name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in tensors.items()}
         return Batch(tensors, longest, longest_key, max(1, int(count)))
 
+    def _next_batch(self, step: int) -> Batch:
+        return self.batch(self.loader, step, self.settings.batch.sequences, self.settings.batch.micro)
+
     def run_step(self, stop: bool = False) -> tuple[StepLine, bool]:
         """One step: its line, and whether some rank wants to stop."""
         settings = self.settings
         share = learning_rate(self.step, settings.steps, settings.optimizer)
         set_learning_rate(self.optimizers, share)
         started = time.perf_counter()
-        batch = self.batch(self.loader, self.step, settings.batch.sequences, settings.batch.micro)
+        batch = self._ahead or self._next_batch(self.step)
         result = self.train_step.run(batch, stop)
+        if self.device.type == "cuda":  # the host reads the next step's tokens while the device works
+            self._read = self.loader.state()
+            self._ahead = self._next_batch(self.step + 1)
         loss, norm = float(result.loss), float(result.norm)  # waits for the device
         self.step += 1
         seconds = time.perf_counter() - started
