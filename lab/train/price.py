@@ -1,4 +1,4 @@
-"""What the race's training steps should take on a device, kernel by kernel beside its floor: ``python -m lab.train price``."""
+"""What the race's steps should take on a device, kernel by kernel beside its floor: ``python -m lab.train price``."""
 
 from __future__ import annotations
 
@@ -39,14 +39,19 @@ def main() -> None:
             set_recompute(part, given.recompute)
 
         num = (given.sequences or of["sequences"]) // micro
-        whole = forecast(config, length, micro, num, on, torch.bfloat16, given.recompute, of["optimizer"], change=change)
+        whole = forecast(
+            config, length, micro, num, on, torch.bfloat16, given.recompute, of["optimizer"], change=change
+        )
         tokens = num * micro * length
         share = flops_per_token(config, length) * tokens / whole.step_s / on.peak_flops_per_s("tensor", "bf16")
-        print(f"\n{name}, {tokens:,} tokens a step: {1e3 * whole.step_s:.1f} ms, {tokens / whole.step_s:,.0f} tokens/s, "
+        speed = tokens / whole.step_s
+        print(f"\n{name}, {tokens:,} tokens a step: {1e3 * whole.step_s:.1f} ms, {speed:,.0f} tokens/s, "
               f"MFU {100 * share:.1f} %, {whole.peak_bytes / 1e9:.1f} GB")  # fmt: skip
         totals: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
         for num_layers, sign in ((1, 2 - config.num_layers), (2, config.num_layers - 1)):
-            for row in estimate(captured(config, num_layers, length, micro, torch.bfloat16, change), on, "cudagraph").rows():
+            for row in estimate(
+                captured(config, num_layers, length, micro, torch.bfloat16, change), on, "cudagraph"
+            ).rows():
                 key = re.sub(r"layers\.\d+\.?", "", row.module) or "decoder", row.op, row.phase
                 totals[key][0] += sign * num * row.expected_s
                 totals[key][1] += sign * num * row.floor_s

@@ -1,10 +1,11 @@
-"""Whole training steps against rivals on one GPU, in a time that is given: ``python -m lab.train race --out race.json``.
+"""Whole training steps against rivals on one GPU, in a time that is given: ``python -m lab.train race --out FILE``.
 
 First a check: six steps of two layers of each model, ours against ``transformers`` in float32 masters and PyTorch's
 AdamW from the same weights, on tokens that are drawn afresh for every step; losses have to agree. Then contenders take
-turns, ours before and after the strongest rival, each in a process of its own, because two models do not fit, and because what one does to
-the allocator or to compilers must not touch the next. A process reports every step as it ends, and the file is written
-each time: a run that is cut off keeps what it measured, and a contender that fails is a row that says why.
+turns, ours before and after the strongest rival, each in a process of its own, because two models do not fit, and
+because what one does to the allocator or to compilers must not touch the next. A process reports every step as it
+ends, and the file is written each time: a run that is cut off keeps what it measured, and a contender that fails is a
+row that says why. Two commands of nine minutes measure everything: ``--models 1b,moe`` and ``--models 8b,8b-fp8``.
 
 Rivals that are not installed are looked for in ``lab/train/rivals`` (ignored by git): pure Python, put there by
 ``pip install --no-deps --target lab/train/rivals liger-kernel==0.8.5 torchao==0.18.0 torchtitan==0.2.2``.
@@ -39,8 +40,8 @@ MODELS: dict[str, dict[str, Any]] = {
            "rivals": ("compiled", "liger", "titan", "eager")},
     "moe": {"config": {"model_type": "qwen3_moe", "vocab_size": 50304, "hidden_size": 1024, "num_hidden_layers": 16,
                        "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 64, "intermediate_size": 4096,
-                       "moe_intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": True,
-                       "max_position_embeddings": 8192, "eos_token_id": 0, "bos_token_id": 0},
+                       "moe_intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8,
+                       "norm_topk_prob": True, "max_position_embeddings": 8192, "eos_token_id": 0, "bos_token_id": 0},
             "length": 2048, "micro": 8, "sequences": 8, "optimizer": "adamw",
             "rivals": ("compiled", "liger", "eager")},
     "8b": {"config": LLAMA_8B, "length": 8192, "micro": 1, "sequences": 1, "optimizer": "adamw-8bit",
@@ -372,8 +373,11 @@ def shown(row: dict[str, Any]) -> str:
     parts = [f"{row['model']:8}{row['contender']:10}"]
     if "check" in row:
         found = row["check"]
-        parts.append(f"{'agrees' if found['agrees'] else 'DISAGREES'}, largest gap of losses "
-                     f"{100 * found['largest_loss_gap']:.3f} %, of the first norm {100 * found['first_norm_gap']:.2f} %")  # fmt: skip
+        verdict, gaps = (
+            "agrees" if found["agrees"] else "DISAGREES",
+            (found["largest_loss_gap"], found["first_norm_gap"]),
+        )
+        parts.append(f"{verdict}, largest gap of losses {100 * gaps[0]:.3f} %, of the first norm {100 * gaps[1]:.2f} %")
     if "step_s" in row:
         parts.append(f"{1e3 * row['step_s']:.1f} ms  {row['tokens_per_s']:,.0f} tok/s")
         if "mfu_frac" in row:
@@ -389,7 +393,9 @@ def run_child(args: list[str], seconds: float, log: Any, heard: Callable[[dict[s
     command = [sys.executable, "-m", "lab.train", "race", *args]
     env = {**os.environ, "PYTHONUNBUFFERED": "1", "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, start_new_session=True) as process:  # fmt: skip
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": log, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, env=env, **options) as process:
+
         def stop() -> None:
             os.killpg(process.pid, signal.SIGKILL)
 

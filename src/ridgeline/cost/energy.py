@@ -44,7 +44,7 @@ def matrix_rate_flops_per_s(chip: Chip, dtype: str, coef: Coef) -> float:
     Full precision on the vector units of architectures other than the one the coefficients were fitted on draws less:
     what published products tell of an operation's energy, above a board that is merely busy.
     """
-    peak = chip.tensor_flops_per_s.get(dtype)
+    peak = chip.tensor_flops_per_s.get("fp8" if dtype == "fp8_e5m2" else dtype)
     if peak is not None:
         return peak
     wanted = wanted_power_frac(chip.arch, "fp32", chip.vector_flops_per_s, chip.tdp_w)

@@ -157,7 +157,8 @@ class Mlp(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(gated(*project(x, self.gate_proj, self.up_proj), self.activation))
+        gate, up = project(x, self.gate_proj, self.up_proj)
+        return self.down_proj(gated(gate, up, self.activation))
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:

@@ -45,7 +45,8 @@ def check_settings(settings: Settings, config: ModelConfig) -> None:
             f"batch.length {batch.length} is above the model's max_position_embeddings {config.max_positions}"
         )
     if settings.precision.fp8 and batch.micro * batch.length % 16:
-        raise InputError(f"fp8 products take multiples of 16 tokens and a micro-batch has {batch.micro * batch.length}: "
+        num = batch.micro * batch.length
+        raise InputError(f"fp8 products take multiples of 16 tokens and a micro-batch has {num}: "
                          f"batch.length = {-(-batch.length // 16) * 16} does")  # fmt: skip
     if settings.precision.fp8 and settings.lora is not None:
         raise InputError("precision.fp8 and [lora] change the same linear layers: leave one out")

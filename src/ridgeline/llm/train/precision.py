@@ -71,7 +71,9 @@ class _Fp8Product(torch.autograd.Function):
 
 
 @torch.library.custom_op(
-    "ridgeline_llm::fp8_codes", mutates_args=(), schema="(Tensor[] parts, bool wide, int dim=0) -> (Tensor, Tensor, Tensor)"
+    "ridgeline_llm::fp8_codes",
+    mutates_args=(),
+    schema="(Tensor[] parts, bool wide, int dim=0) -> (Tensor, Tensor, Tensor)",
 )
 def coded(parts: Sequence[Tensor], wide: bool, dim: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """The matrices side by side along ``dim`` as fp8 codes, the same transposed, and the factor that restores them.

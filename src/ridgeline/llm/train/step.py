@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,12 +110,13 @@ class TrainStep:
         layers, zero = len(self.blocks) / max(1, self.num_moe_layers), torch.zeros((), device=device)
         mean = torch.stack(balance).mean() * layers / self.layout.plan.dp if balance else zero
         shares = self.layout.plan.tp  # tensor-parallel ranks all have the same
-        busiest = self._balance_experts() * layers / (self.layout.plan.dp * self.layout.plan.cp) if self.blocks else zero
+        ranks = self.layout.plan.dp * self.layout.plan.cp  # which all find the same
+        busiest = self._balance_experts() * layers / ranks if self.blocks else zero
         return torch.stack([x.float() / shares for x in (total.sum(), mean, busiest)])
 
     @torch.no_grad()
     def _balance_experts(self) -> Tensor:
-        """How much more than the mean the busiest expert got. Biased routers favor those that got less the next time."""
+        """How much more than the mean the busiest expert got. Biased routers favor those that got less from now on."""
         loads = torch.stack([block.load for block in self.blocks])
         for group in (self.layout.data, self.layout.groups.context):
             if group is not None:
@@ -268,4 +268,5 @@ class _Graphs:
             fixed.tensors[name].copy_(tensor, non_blocking=True)
         count.fill_(batch.num_targets)
         graph.replay()
-        return StepResult(*stats.clone(), norm.clone())
+        loss, balance, busiest = stats.clone()
+        return StepResult(loss, balance, busiest, norm.clone())

@@ -132,8 +132,9 @@ class Trainer:
         # Experts with biases are products one by one, whose sizes the host has to know
         graph = settings.graph and self.device.type == "cuda" and self.world == 1 and not (moe and moe.bias)
         self.train_step = TrainStep(
-            self.parts, self.layout, self.held, self.optimizers, settings.optimizer.clip, coef, settings.bias_rate, graph
-        )
+            self.parts, self.layout, self.held, self.optimizers, settings.optimizer.clip, coef, settings.bias_rate,
+            graph,
+        )  # fmt: skip
         self.loader = self._loader()
         # The batch of the next step where it is made already, and what the loader had read before it
         self._ahead: Batch | None = None
@@ -178,6 +179,7 @@ class Trainer:
             return "none" if asked == "auto" else asked
         batch, why = self.settings.batch, ""
         for mode in ("none", "selective", "full") if asked == "auto" else (asked,):
+
             def change(part: Decoder, mode: str = mode) -> None:
                 prepare_modules(part, self.settings)
                 set_recompute(part, mode)
