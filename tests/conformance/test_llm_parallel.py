@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fsdp tp": {"model": "qwen3", "plan": {"tp": 2, "dp": 2, "zero": 3}},
     "fsdp pp": {"model": "llama", "plan": {"pp": 2, "dp": 2, "zero": 2}},
     "fsdp cp": {"model": "llama", "plan": {"cp": 2, "dp": 2, "zero": 3}, "recompute": "full"},
-    "fsdp ep": {"model": "mixtral", "plan": {"dp": 4, "ep": 2, "zero": 3}},
+    "fsdp ep": {"model": "mixtral", "plan": {"dp": 4, "ep": 2, "zero": 3}, "out": "experts", "save": True},
     "tp pp interleaved": {"model": "llama", "plan": {"pp": 2, "vp": 2, "tp": 2, "schedule": "interleaved"}},
     "tp cp": {"model": "gemma2", "plan": {"tp": 2, "cp": 2}},
     "tp ep": {"model": "gpt_oss", "plan": {"tp": 2, "dp": 2, "ep": 2}},
@@ -38,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     "muon fsdp tp": {"model": "llama", "plan": {"tp": 2, "dp": 2, "zero": 3}, "optimizer": "muon"},
     # What four ranks with shards saved, goes on as two stages of two tensor-parallel ranks
     "resumed": {"model": "llama", "plan": {"pp": 2, "tp": 2}, "out": "saved", "resume": True},
+    "experts resumed": {"model": "mixtral", "plan": {"cp": 2, "tp": 2, "ep": 2}, "out": "experts", "resume": True},
 }
 EIGHT: dict[str, dict[str, Any]] = {
     "fsdp tp pp": {"model": "llama", "plan": {"dp": 2, "tp": 2, "pp": 2, "zero": 3}},

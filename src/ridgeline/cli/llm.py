@@ -1,4 +1,4 @@
-"""``ridgeline llm``: train a language model, tokenize text."""
+"""``ridgeline llm``: train a language model, say what a step will take, tokenize text, convert weights."""
 
 from __future__ import annotations
 
@@ -41,6 +41,28 @@ def tokenize(
     tokenize_and_show(text, tokenizer, out, eos, column)
 
 
+@app.command()
+def predict(
+    settings: Annotated[Path, typer.Argument(help="Settings of the run (.toml).")],
+    on: Annotated[list[str] | None, typer.Option("--on", help="A device, such as h200; repeat for several.")] = None,
+    change: Annotated[list[str] | None, typer.Option("--set", help="Another value of a setting; repeat.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON in SI units and nothing else.")] = False,
+) -> None:
+    """Say what a step will take and need on one or several devices, with and without recomputation."""
+    predict_and_show(settings, tuple(on or ("h200",)), tuple(change or ()), json)
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="A run, one of its checkpoints, or a Hugging Face folder.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    to: Annotated[str, typer.Option(help="hf (safetensors) or dcp (PyTorch's distributed checkpoint).")] = "hf",
+) -> None:
+    """Write the weights of a checkpoint in the layout of transformers, or of PyTorch's distributed checkpoints."""
+    convert_and_show(source, out, dtype, to)
+
+
 def train_and_show(path: Path, changes: tuple[str, ...], explain: bool, json: bool) -> None:
     """Train, print a line a step (on stderr with ``--json``), and explain a steady step if asked."""
     from ridgeline.cli import draw
@@ -68,6 +90,48 @@ def train_and_show(path: Path, changes: tuple[str, ...], explain: bool, json: bo
         })  # fmt: skip
     if recording is not None:
         _show_findings(recording, json)
+
+
+def predict_and_show(path: Path, devices: tuple[str, ...], changes: tuple[str, ...], json: bool) -> None:
+    """A row a device and kind of recomputation, of the compute that one rank does."""
+    from rich.table import Table
+
+    from ridgeline.cli import draw
+    from ridgeline.hardware import device
+    from ridgeline.llm import Settings
+    from ridgeline.llm.model.config import ModelConfig
+    from ridgeline.llm.train.report import forecasts
+
+    settings = Settings.load(path, dict(map(_change, changes)))
+    config, plan = ModelConfig.load(settings.model), settings.plan
+    found = [row for name in devices for row in forecasts(settings, config, device(name))]
+    if json:
+        draw.print_json({"forecasts": found})
+        return
+    table = Table(box=None)
+    for column in ("device", "recompute", "step", "tokens/s", "MFU", "memory"):
+        table.add_column(column, justify="left" if column in ("device", "recompute") else "right")
+    for row in found:
+        fits = "" if row["fits"] else " does not fit"
+        table.add_row(row["device"], row["recompute"], f"{1e3 * row['step_s']:.1f} ms", f"{row['tokens_per_s']:,.0f}",
+                      f"{100 * row['mfu_frac']:.1f} %", f"{row['peak_bytes'] / 1e9:.1f} GB{fits}")  # fmt: skip
+    draw.console().print(table)
+    if plan.world > 1:
+        print(f"of each of {plan.world} ranks, without what they send to one another: `ridgeline simulate` adds that")
+
+
+def convert_and_show(source: Path, out: Path, dtype: str, to: str) -> None:
+    from ridgeline.errors import nearest
+    from ridgeline.llm.train.convert import convert
+
+    for what, value, choices in (("dtype", dtype, ("bfloat16", "float16", "float32")), ("to", to, ("hf", "dcp"))):
+        if value not in choices:
+            raise InputError(f"--{what} is {value!r}{nearest(value, choices)}: one of {', '.join(choices)}")
+    import torch
+
+    for note in convert(source, out, getattr(torch, dtype), to):
+        print(f"note: {note}")
+    print(f"weights: {out}")
 
 
 def _show_findings(recording: Any, json: bool) -> None:

@@ -14,7 +14,7 @@ from ridgeline.llm.model.config import ModelConfig
 from ridgeline.llm.model.tensor_file import write_tensors, write_text
 from ridgeline.llm.model.weights import Shape, hf_name
 from ridgeline.llm.train.checkpoint import Checkpoint, whole_names
-from ridgeline.llm.train.settings import LoraSettings, Settings
+from ridgeline.llm.train.settings import LoraSettings
 
 
 def is_adapter(name: str) -> bool:
@@ -30,19 +30,20 @@ def first_values(name: str, shape: Shape, seed: int) -> Tensor:
     return torch.empty(shape).uniform_(-bound, bound, generator=torch.Generator().manual_seed(drawn))
 
 
-def merged(found: Checkpoint, settings: Settings) -> Callable[[str], Tensor]:
-    """A reader of whole weights, each with its adapter added."""
+def merged(found: Checkpoint) -> tuple[list[str], Callable[[str], Tensor]]:
+    """The whole weights of a checkpoint: their names, and a reader that adds each one's adapter."""
+    lora = found.state["lora"]
 
     def read(name: str) -> Tensor:
         whole = found.wholes[name]
         weight = found.read(name, (0,) * len(whole), whole)
         stem = name.removesuffix("weight")
-        if settings.lora is None or f"{stem}lora_a" not in found:
+        if lora is None or f"{stem}lora_a" not in found:
             return weight
         a, b = (_whole(found, f"{stem}{part}") for part in ("lora_a", "lora_b"))
-        return (weight.float() + b.float() @ a.float() * (settings.lora.alpha / settings.lora.rank)).to(weight.dtype)
+        return (weight.float() + b.float() @ a.float() * (lora["alpha"] / lora["rank"])).to(weight.dtype)
 
-    return read
+    return [name for name in whole_names(found) if not is_adapter(name)], read
 
 
 def save_adapter(folder: Path, found: Checkpoint, config: ModelConfig, lora: LoraSettings) -> None:

@@ -13,6 +13,9 @@ from ridgeline.graph import Graph
 from ridgeline.hardware import Device
 from ridgeline.llm.model.config import ModelConfig
 from ridgeline.llm.model.decoder import Decoder, packed_inputs
+from ridgeline.llm.train.precision import prepare_modules
+from ridgeline.llm.train.recompute import set_recompute
+from ridgeline.llm.train.settings import Settings
 
 
 def flops_per_token(config: ModelConfig, length: int) -> float:
@@ -37,6 +40,10 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
             seen = min(seen, window * (1 - window / (2 * length))) if window < length else seen
         attention += 2 * heads * (config.head_dim + config.value_dim) * seen
     return 6 * weights + 3 * attention
+
+
+USABLE_FRAC = 0.94
+"""Of a device's memory: the rest is the driver's, the libraries' and what lies between blocks."""
 
 
 def device_model(device: torch.device) -> Device | None:
@@ -117,6 +124,33 @@ def forecast(
     step_s = num_micro * (one[0] + (two[0] - one[0]) * depth) + update_s
     peak = one[1] + (two[1] - one[1]) * depth + num_params * (state_bytes + sum_bytes)
     return Forecast(step_s, peak, recompute, device.name)
+
+
+def forecasts(settings: Settings, config: ModelConfig, device: Device) -> list[dict[str, Any]]:
+    """A row for every kind of recomputation that settings allow: what one rank's step takes and needs on a device.
+
+    Ranks that share a model's tensors or layers take equal parts of its time and memory, without what they send.
+    """
+    plan, batch, compute = settings.plan, settings.batch, getattr(torch, settings.precision.compute)
+    shares, found = plan.tp * plan.pp * plan.cp, []
+    for mode in ("none", "selective", "full") if settings.recompute == "auto" else (settings.recompute,):
+
+        def change(part: Decoder, mode: str = mode) -> None:
+            prepare_modules(part, settings)
+            set_recompute(part, mode)
+
+        num_micro = batch.sequences // (batch.micro * plan.dp)
+        one = forecast(config, batch.length, batch.micro, num_micro, device, compute, mode, settings.optimizer.kind,
+                       "cudagraph" if settings.graph and plan.world == 1 else "eager", change)  # fmt: skip
+        step_s, peak = one.step_s / shares, one.peak_bytes / shares
+        tokens_per_s = batch.sequences * batch.length / step_s
+        limit = device.peak_flops_per_s("tensor", "bf16") * plan.world
+        found.append({
+            "device": device.name, "recompute": mode, "step_s": step_s, "tokens_per_s": tokens_per_s,
+            "mfu_frac": flops_per_token(config, batch.length) * tokens_per_s / limit, "peak_bytes": peak,
+            "fits": peak <= device.dram.capacity_bytes * USABLE_FRAC,
+        })  # fmt: skip
+    return found
 
 
 def try_forecast(*args: Any, **options: Any) -> tuple[Forecast | None, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import signal
@@ -25,7 +26,7 @@ from ridgeline.llm.model.decoder import Decoder
 from ridgeline.llm.model.tensor_file import write_text
 from ridgeline.llm.model.weights import Block, HfFiles, Source, blocks, save_hf, seeded
 from ridgeline.llm.train import adapters, report
-from ridgeline.llm.train.checkpoint import Checkpoint, Checkpointer, newest, whole_names
+from ridgeline.llm.train.checkpoint import Checkpoint, Checkpointer, newest
 from ridgeline.llm.train.checks import check_checkpoint, check_settings, tokenizer_of
 from ridgeline.llm.train.optimizer import (
     Held,
@@ -191,8 +192,7 @@ class Trainer:
             if self.forecast is None:
                 self._note(f"no forecast of a step: {why}")
                 return mode
-            free = model.dram.capacity_bytes * 0.94
-            if self.forecast.peak_bytes <= free:
+            if self.forecast.peak_bytes <= model.dram.capacity_bytes * report.USABLE_FRAC:
                 return mode
         need, has = self.forecast.peak_bytes / 1e9, model.dram.capacity_bytes / 1e9  # type: ignore[union-attr]
         if self.settings.precision.compute == "bfloat16" and asked == "auto":
@@ -248,7 +248,8 @@ class Trainer:
         random = self.settings.precision.weights == "stochastic"
         kept = {
             "step": self.step, "identity": self._identity(), "loader": state, "world": self.world,
-            "generator": self.generator.get_state().tolist() if random else None,
+            "generator": self.generator.get_state().tolist() if random else None, "config": self.config.source,
+            "lora": dataclasses.asdict(self.settings.lora) if self.settings.lora else None,
         }  # fmt: skip
         self.checkpointer.save(self.step, tensors, kept, self.device)
 
@@ -283,9 +284,7 @@ class Trainer:
         if self.rank == 0:
             found = newest(self.checkpointer.folder, 0, 1, self._note)
             assert found is not None
-            names = [name for name in whole_names(found) if not adapters.is_adapter(name)]
-            merged = adapters.merged(found, self.settings)
-            save_hf(folder, self.config, names, merged, getattr(torch, self.settings.save_dtype))
+            save_hf(folder, self.config, *adapters.merged(found), getattr(torch, self.settings.save_dtype))
             if self.settings.lora is not None:
                 adapters.save_adapter(self.out / "adapter", found, self.config, self.settings.lora)
             if self.settings.tokenizer:
