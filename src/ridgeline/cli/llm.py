@@ -100,18 +100,24 @@ def predict_and_show(path: Path, devices: tuple[str, ...], changes: tuple[str, .
     from ridgeline.hardware import device
     from ridgeline.llm import Settings
     from ridgeline.llm.model.config import ModelConfig
-    from ridgeline.llm.train.report import forecasts
+    from ridgeline.llm.train.report import flops_per_token, forecasts
 
     settings = Settings.load(path, dict(map(_change, changes)))
     config, plan = ModelConfig.load(settings.model), settings.plan
-    found = [row for name in devices for row in forecasts(settings, config, device(name))]
+    rows = []
+    for on in map(device, devices):
+        limit = on.peak_flops_per_s("tensor", "bf16") * plan.world
+        for one in forecasts(settings, config, on):
+            speed = settings.batch.sequences * settings.batch.length / one.step_s
+            share = flops_per_token(config, settings.batch.length) * speed / limit
+            rows.append({**dataclasses.asdict(one), "fits": one.fits, "tokens_per_s": speed, "mfu_frac": share})
     if json:
-        draw.print_json({"forecasts": found})
+        draw.print_json({"forecasts": rows})
         return
     table = Table(box=None)
     for column in ("device", "recompute", "step", "tokens/s", "MFU", "memory"):
         table.add_column(column, justify="left" if column in ("device", "recompute") else "right")
-    for row in found:
+    for row in rows:
         fits = "" if row["fits"] else " does not fit"
         table.add_row(row["device"], row["recompute"], f"{1e3 * row['step_s']:.1f} ms", f"{row['tokens_per_s']:,.0f}",
                       f"{100 * row['mfu_frac']:.1f} %", f"{row['peak_bytes'] / 1e9:.1f} GB{fits}")  # fmt: skip

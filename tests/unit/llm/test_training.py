@@ -247,3 +247,40 @@ def test_a_plan_of_ridgeline_plan_is_a_configuration(folder: Path) -> None:
     assert (settings.batch.sequences, settings.batch.micro, settings.plan.zero) == (8, 2, 1)
     with pytest.raises(InputError, match=r"batch.micro is 4 and the plan's micro_batch 2"):
         Settings.of({**found, "batch": {"micro": 4}}, folder)
+
+
+def test_a_biased_router_favors_experts_that_got_less_and_steps_tell_of_the_busiest(folder: Path) -> None:
+    of_experts = {"n_routed_experts": 8, "n_group": 2, "topk_group": 2, "num_experts_per_tok": 2,
+                  "moe_intermediate_size": 16, "first_k_dense_replace": 1}  # fmt: skip
+    latent = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    deepseek = {**LLAMA, "model_type": "deepseek_v3", "num_key_value_heads": 4, **latent, **of_experts}
+    (folder / "config.json").write_text(json.dumps(deepseek))
+    trainer = Trainer(Settings.of(given(folder, bias_rate=0.25)))
+    line, _ = trainer.run_step()
+    (block,) = trainer.parts[0].moe_blocks()
+    load, bias = block.load, block.gate.e_score_correction_bias
+    assert int(load.sum()) == 2 * 4 * 32  # every token goes to two experts
+    assert line.busiest == pytest.approx(float(load.max()) / 32)
+    assert torch.equal(bias, 0.25 * (load.float().mean() - load).sign())
+    assert "busiest expert" in str(line)
+
+
+def test_weights_are_converted_from_checkpoints_and_from_other_types(folder: Path) -> None:
+    from ridgeline.llm.train.convert import convert
+
+    trained = train(given(folder, steps=2, save_dtype="float32", lora={"rank": 2}, optimizer={"lr": 1e-2}))
+    assert trained.weights is not None
+    notes = convert(folder / "out", folder / "whole", torch.float32)
+    assert notes == ["weights after step 2"]
+    exported, converted = (TensorFile(f / "model.safetensors") for f in (trained.weights, folder / "whole"))
+    assert all(torch.equal(exported[name], converted[name]) for name in exported)
+    convert(folder / "whole", folder / "half", torch.float16)
+    assert TensorFile(folder / "half/model.safetensors")["lm_head.weight"].dtype == torch.float16
+    convert(folder / "out/checkpoints/step-00000002", folder / "dcp", torch.float32, "dcp")
+    from torch.distributed import checkpoint
+
+    read = {"lm_head.weight": torch.empty(64, 32)}
+    checkpoint.load(read, checkpoint_id=folder / "dcp", no_dist=True)
+    assert torch.equal(read["lm_head.weight"], exported["lm_head.weight"])
+    with pytest.raises(InputError, match="not empty"):
+        convert(folder / "out", folder / "whole")

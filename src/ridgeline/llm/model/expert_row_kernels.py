@@ -8,15 +8,9 @@ import triton.language as tl
 
 @triton.jit
 def combine(
-    place_ptr,  # [T, K]
-    y_ptr,  # [T K, cols]
-    out_ptr,  # [T, cols]
-    weight_ptr,  # [T, K]
-    cols,
-    K: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    place_ptr, y_ptr, out_ptr, weight_ptr, cols, K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """From place and weights [T, K] and y [T K, cols] to out [T, cols]."""
     token = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
@@ -31,17 +25,10 @@ def combine(
 
 @triton.jit
 def spread(
-    place_ptr,  # [T, K]
-    x_ptr,  # [T, cols]
-    rows_ptr,  # [T K, cols]
-    y_ptr,  # [T K, cols], of the weights' gradient
-    weight_ptr,  # [T, K]
-    dweight_ptr,  # [T, K]
-    cols,
-    K: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    place_ptr, x_ptr, rows_ptr, y_ptr, weight_ptr, dweight_ptr, cols,
+    K: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From x [T, cols] to rows [T K, cols]; weighted, also the weights' gradient from y [T K, cols]."""
     token = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + token * cols + col, mask=col < cols, other=0.0)

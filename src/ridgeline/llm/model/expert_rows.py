@@ -98,21 +98,11 @@ def _weighted_gradient(grad: Tensor, place: Tensor, y: Tensor, weights: Tensor) 
     return torch.empty_like(copies).index_copy_(0, place, copies), dweights
 
 
-@_spread.register_fake
-def _(x: Tensor, place: Tensor, k: int) -> Tensor:
-    return x.new_empty(len(place), x.shape[1])
-
-
-@_combine.register_fake
-def _(y: Tensor, place: Tensor, k: int, weights: Tensor | None = None) -> Tensor:
-    return y.new_empty(len(place) // k, y.shape[1])
-
-
-@_weighted_gradient.register_fake
-def _(grad: Tensor, place: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    return y.new_empty(y.shape), weights.new_empty(weights.shape)
-
-
+_spread.register_fake(lambda x, place, k: x.new_empty(len(place), x.shape[1]))
+_combine.register_fake(lambda y, place, k, weights=None: y.new_empty(len(place) // k, y.shape[1]))
+_weighted_gradient.register_fake(
+    lambda grad, place, y, weights: (y.new_empty(y.shape), weights.new_empty(weights.shape))
+)
 for _op in ("spread_rows", "combine_rows", "combine_rows_backward"):
     cost_of(f"ridgeline_llm::{_op}")(lambda inputs, outputs, **options: {})  # every row is read and written once
 

@@ -1,4 +1,4 @@
-"""Weights from one layout to another: a run's checkpoint or a Hugging Face folder, to safetensors or to PyTorch's DCP."""
+"""Weights from one layout to another: a run's checkpoint or a Hugging Face folder, to safetensors or PyTorch's DCP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def convert(source: str | Path, out: str | Path, dtype: torch.dtype = torch.bflo
 
     ``source`` is a run's folder (its newest whole checkpoint), one checkpoint, or a folder in the Hugging Face layout.
     """
-    source, out, notes = Path(source), Path(out), []
+    source, out = Path(source), Path(out)
+    notes: list[str] = []
     if out.exists() and any(out.iterdir()):
         raise InputError(f"{out} is not empty: give another folder")
     found = Checkpoint(source) if (source / MANIFEST).exists() else None

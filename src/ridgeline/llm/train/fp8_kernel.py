@@ -15,21 +15,10 @@ from torch import Tensor
 
 @triton.jit
 def code_tile(
-    x_ptr,  # [R, C]
-    largest_ptr,  # [parts], magnitudes
-    code_ptr,  # [R, C], rows code_stride apart
-    turned_ptr,  # [C, R], rows turned_stride apart
-    scale_ptr,  # []
-    rows,
-    cols,
-    x_stride,
-    code_stride,
-    turned_stride,
-    MOST: tl.constexpr,
-    PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-):
+    x_ptr, largest_ptr, code_ptr, turned_ptr, scale_ptr, rows, cols, x_stride, code_stride, turned_stride,
+    MOST: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """From x [R, C] to codes [R, C] and [C, R], by the largest of all parts' magnitudes."""
     largest = tl.load(largest_ptr).to(tl.float32)
     for i in tl.static_range(1, PARTS):
         largest = tl.maximum(largest, tl.load(largest_ptr + i).to(tl.float32))

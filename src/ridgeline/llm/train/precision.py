@@ -99,9 +99,8 @@ def _(parts: Sequence[Tensor], wide: bool, dim: int = 0) -> tuple[Tensor, Tensor
     return codes, codes.new_empty(codes.shape[::-1]), parts[0].new_empty((), dtype=torch.float32)
 
 
-@cost_of("ridgeline_llm::fp8_codes")
-def _(inputs: Sequence[Any], outputs: Sequence[Any], **options: Any) -> dict[str, float]:
-    return {"read_bytes": 2.0 * sum(x.num_bytes for x in inputs)}  # for the largest magnitude, and for the codes
+# Read for the largest magnitude, and for the codes
+cost_of("ridgeline_llm::fp8_codes")(lambda inputs, outputs, **_: {"read_bytes": 2 * sum(x.num_bytes for x in inputs)})
 
 
 def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, fast: bool = False) -> Tensor:

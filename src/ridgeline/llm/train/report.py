@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from ridgeline.errors import RidgelineError
 from ridgeline.graph import Graph
 from ridgeline.hardware import Device
 from ridgeline.llm.model.config import ModelConfig
 from ridgeline.llm.model.decoder import Decoder, packed_inputs
 from ridgeline.llm.train.precision import prepare_modules
-from ridgeline.llm.train.recompute import set_recompute
+from ridgeline.llm.train.recompute import MODES, set_recompute
 from ridgeline.llm.train.settings import Settings
 
 
@@ -42,10 +40,6 @@ def flops_per_token(config: ModelConfig, length: int) -> float:
     return 6 * weights + 3 * attention
 
 
-USABLE_FRAC = 0.94
-"""Of a device's memory: the rest is the driver's, the libraries' and what lies between blocks."""
-
-
 def device_model(device: torch.device) -> Device | None:
     """The device's data, where we have any of it."""
     if device.type != "cuda":
@@ -63,6 +57,11 @@ class Forecast:
     peak_bytes: float
     recompute: str
     device: str
+    usable_bytes: float  # of the device: the rest is the driver's, the libraries' and what lies between blocks
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.usable_bytes
 
 
 def captured(
@@ -123,39 +122,26 @@ def forecast(
     update_s = num_params * moved_bytes / (0.9 * device.dram.bandwidth_bytes_per_s)
     step_s = num_micro * (one[0] + (two[0] - one[0]) * depth) + update_s
     peak = one[1] + (two[1] - one[1]) * depth + num_params * (state_bytes + sum_bytes)
-    return Forecast(step_s, peak, recompute, device.name)
+    return Forecast(step_s, peak, recompute, device.name, 0.94 * device.dram.capacity_bytes)
 
 
-def forecasts(settings: Settings, config: ModelConfig, device: Device) -> list[dict[str, Any]]:
-    """A row for every kind of recomputation that settings allow: what one rank's step takes and needs on a device.
+def forecasts(settings: Settings, config: ModelConfig, device: Device) -> Iterator[Forecast]:
+    """One rank's step with as little recomputation as possible, then with more, or with what settings ask for.
 
     Ranks that share a model's tensors or layers take equal parts of its time and memory, without what they send.
     """
     plan, batch, compute = settings.plan, settings.batch, getattr(torch, settings.precision.compute)
-    shares, found = plan.tp * plan.pp * plan.cp, []
-    for mode in ("none", "selective", "full") if settings.recompute == "auto" else (settings.recompute,):
+    asked, shares = settings.recompute, plan.tp * plan.pp * plan.cp
+    if asked == "auto" and plan.recompute != "none":
+        asked = plan.recompute.partition(":")[0]
+    for mode in MODES if asked == "auto" else (asked,):
 
         def change(part: Decoder, mode: str = mode) -> None:
             prepare_modules(part, settings)
             set_recompute(part, mode)
 
-        num_micro = batch.sequences // (batch.micro * plan.dp)
-        one = forecast(config, batch.length, batch.micro, num_micro, device, compute, mode, settings.optimizer.kind,
-                       "cudagraph" if settings.graph and plan.world == 1 else "eager", change)  # fmt: skip
-        step_s, peak = one.step_s / shares, one.peak_bytes / shares
-        tokens_per_s = batch.sequences * batch.length / step_s
-        limit = device.peak_flops_per_s("tensor", "bf16") * plan.world
-        found.append({
-            "device": device.name, "recompute": mode, "step_s": step_s, "tokens_per_s": tokens_per_s,
-            "mfu_frac": flops_per_token(config, batch.length) * tokens_per_s / limit, "peak_bytes": peak,
-            "fits": peak <= device.dram.capacity_bytes * USABLE_FRAC,
-        })  # fmt: skip
-    return found
-
-
-def try_forecast(*args: Any, **options: Any) -> tuple[Forecast | None, str]:
-    """A forecast, or None and why there is none: training goes on without."""
-    try:
-        return forecast(*args, **options), ""
-    except (RidgelineError, RuntimeError, NotImplementedError) as error:
-        return None, str(error).splitlines()[0]
+        one = forecast(
+            config, batch.length, batch.micro, batch.sequences // (batch.micro * plan.dp), device, compute, mode,
+            settings.optimizer.kind, "cudagraph" if settings.graph and plan.world == 1 else "eager", change,
+        )  # fmt: skip
+        yield replace(one, step_s=one.step_s / shares, peak_bytes=one.peak_bytes / shares)

@@ -9,7 +9,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ridgeline.errors import InputError
+from ridgeline.errors import InputError, RidgelineError
 from ridgeline.llm.data.batch import micro_batch, stacked
 from ridgeline.llm.data.loader import Loader, TextLoader, TokenLoader
 from ridgeline.llm.data.tokens import TokenFile
 from ridgeline.llm.model.config import ModelConfig
-from ridgeline.llm.model.decoder import Decoder
 from ridgeline.llm.model.tensor_file import write_text
 from ridgeline.llm.model.weights import Block, HfFiles, Source, blocks, save_hf, seeded
 from ridgeline.llm.train import adapters, report
@@ -115,7 +114,7 @@ class Trainer:
         sharded = self.layout.shard is not None
         masters = settings.precision.weights == "master"
         self.dtype = torch.float32 if sharded and masters else compute
-        recompute = self._choose_recompute(compute)
+        recompute = self._choose_recompute()
         self.parts = build_parts(
             self.config, self.layout, self._source(found), self.dtype, compute,
             lambda part: prepare_modules(part, settings),
@@ -163,45 +162,41 @@ class Trainer:
 
         return source
 
-    def _choose_recompute(self, compute: torch.dtype) -> str:
+    def _choose_recompute(self) -> str:
         """What was asked for; or by ``auto`` the least that is predicted to fit, and the forecast of a step."""
         self.forecast: report.Forecast | None = None
-        asked = self.settings.recompute
-        if asked == "auto" and self.plan.recompute != "none":
-            asked = self.plan.recompute.partition(":")[0]
-        model = report.device_model(self.device)
-        if model is None:
-            self._note(
-                f"no device model of this {self.device.type.upper()}: no MFU and no prediction of steps is shown"
-            )
+        asked, model = self.settings.recompute, report.device_model(self.device)
+        if model is None or self.world > 1:
+            here = f"no device model of this {self.device.type.upper()}: no MFU and no prediction of steps is shown"
+            several = "steps of many ranks are not predicted here: `ridgeline simulate` does, with what they send"
+            self._note(here if model is None else several)
+            planned = self.plan.recompute.partition(":")[0]
+            return planned if asked == "auto" else asked
+        try:
+            for found in report.forecasts(self.settings, self.config, model):
+                self.forecast = found
+                if found.fits:
+                    return found.recompute
+        except (RidgelineError, RuntimeError, NotImplementedError) as error:  # training goes on without
+            self.forecast = None
+            self._note(f"no forecast of a step: {str(error).splitlines()[0]}")
             return "none" if asked == "auto" else asked
-        if self.world > 1:
-            self._note("the forecast of a step is for one device; simulate the plan with `ridgeline simulate`")
-            return "none" if asked == "auto" else asked
-        batch, why = self.settings.batch, ""
-        for mode in ("none", "selective", "full") if asked == "auto" else (asked,):
-
-            def change(part: Decoder, mode: str = mode) -> None:
-                prepare_modules(part, self.settings)
-                set_recompute(part, mode)
-
-            self.forecast, why = report.try_forecast(
-                self.config, batch.length, batch.micro, batch.sequences // batch.micro, model, compute, mode,
-                self.settings.optimizer.kind, "cudagraph" if self.settings.graph else "eager", change,
-            )  # fmt: skip
-            if self.forecast is None:
-                self._note(f"no forecast of a step: {why}")
-                return mode
-            if self.forecast.peak_bytes <= model.dram.capacity_bytes * report.USABLE_FRAC:
-                return mode
-        need, has = self.forecast.peak_bytes / 1e9, model.dram.capacity_bytes / 1e9  # type: ignore[union-attr]
-        if self.settings.precision.compute == "bfloat16" and asked == "auto":
-            raise InputError(
-                f"a step is predicted to need {need:.0f} GB of {has:.0f}, even with full recomputation: "
-                f"set batch.micro below {batch.micro}, optimizer.kind = 'adamw-8bit' or more ranks with plan.zero = 3"
+        assert self.forecast is not None
+        need, has = (x / 1e9 for x in (self.forecast.peak_bytes, self.forecast.usable_bytes))
+        what = f"a step is predicted to need {need:.0f} GB of {has:.0f} with recompute = {self.forecast.recompute!r}"
+        if asked == "auto":
+            batch = self.settings.batch
+            fewer = replace(self.settings, batch=replace(batch, micro=1, sequences=batch.sequences // batch.micro))
+            least = list(report.forecasts(fewer, self.config, model))[-1].peak_bytes / 1e9
+            micro = 1 + int((has - least) / max(1e-9, need - least) * (batch.micro - 1)) if least <= has else 0
+            cure = (
+                f"batch.micro = {micro} does"
+                if micro
+                else "optimizer.kind = 'adamw-8bit' or more ranks with plan.zero = 3"
             )
-        self._note(f"a step is predicted to need {need:.0f} GB and the device has {has:.0f}")
-        return asked if asked != "auto" else "full"
+            raise InputError(f"{what}, which does not fit; {cure}")
+        self._note(f"{what}: it may run out of memory")
+        return self.forecast.recompute
 
     def _loader(self) -> Loader:
         data, batch, seed = self.settings.data, self.settings.batch, self.settings.seed
