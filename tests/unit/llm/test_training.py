@@ -270,13 +270,13 @@ def test_weights_are_converted_from_checkpoints_and_from_other_types(folder: Pat
 
     trained = train(given(folder, steps=2, save_dtype="float32", lora={"rank": 2}, optimizer={"lr": 1e-2}))
     assert trained.weights is not None
-    notes = convert(folder / "out", folder / "whole", torch.float32)
+    notes = convert(folder / "out", folder / "whole", "float32")
     assert notes == ["weights after step 2"]
     exported, converted = (TensorFile(f / "model.safetensors") for f in (trained.weights, folder / "whole"))
     assert all(torch.equal(exported[name], converted[name]) for name in exported)
-    convert(folder / "whole", folder / "half", torch.float16)
+    convert(folder / "whole", folder / "half", "float16")
     assert TensorFile(folder / "half/model.safetensors")["lm_head.weight"].dtype == torch.float16
-    convert(folder / "out/checkpoints/step-00000002", folder / "dcp", torch.float32, "dcp")
+    convert(folder / "out/checkpoints/step-00000002", folder / "dcp", "float32", "dcp")
     from torch.distributed import checkpoint
 
     read = {"lm_head.weight": torch.empty(64, 32)}

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ridgeline.errors import InputError
+from ridgeline.errors import InputError, nearest
 from ridgeline.llm.model.config import ModelConfig
 from ridgeline.llm.model.decoder import Decoder
 from ridgeline.llm.model.weights import HfFiles, blocks, hf_tensors, save_hf
@@ -17,12 +17,15 @@ from ridgeline.llm.train import adapters
 from ridgeline.llm.train.checkpoint import MANIFEST, Checkpoint, newest
 
 
-def convert(source: str | Path, out: str | Path, dtype: torch.dtype = torch.bfloat16, to: str = "hf") -> list[str]:
+def convert(source: str | Path, out: str | Path, dtype: str = "bfloat16", to: str = "hf") -> list[str]:
     """Write the weights of ``source`` to the folder ``out``, whole, as ``hf`` or ``dcp``; returns what to know of it.
 
     ``source`` is a run's folder (its newest whole checkpoint), one checkpoint, or a folder in the Hugging Face layout.
     """
-    source, out = Path(source), Path(out)
+    for what, value, choices in (("dtype", dtype, ("bfloat16", "float16", "float32")), ("to", to, ("hf", "dcp"))):
+        if value not in choices:
+            raise InputError(f"{what} is {value!r}{nearest(value, choices)}")
+    source, out, kind = Path(source), Path(out), getattr(torch, dtype)
     notes: list[str] = []
     if out.exists() and any(out.iterdir()):
         raise InputError(f"{out} is not empty: give another folder")
@@ -41,11 +44,11 @@ def convert(source: str | Path, out: str | Path, dtype: torch.dtype = torch.bflo
         config = ModelConfig.load(source)
         names, read = _of_files(HfFiles(source, config), config)
     if to == "hf":
-        save_hf(out, config, names, read, dtype)
+        save_hf(out, config, names, read, kind)
         return notes
     from torch.distributed import checkpoint
 
-    whole = {key: tensor.to(dtype) for name in names for key, tensor in hf_tensors(config, name, read).items()}
+    whole = {key: tensor.to(kind) for name in names for key, tensor in hf_tensors(config, name, read).items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that one process saves, which is what was asked for
         checkpoint.save(whole, checkpoint_id=out, no_dist=True)
