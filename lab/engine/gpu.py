@@ -260,9 +260,9 @@ class Model:
         rms = self.apart(calls["aoti"]())
         if self.cuda:
             graph = torch.cuda.CUDAGraph()
-            with contextlib.suppress(RuntimeError), torch.cuda.graph(graph):
-                calls["aoti"]()
-            if graph is not None:
+            with contextlib.suppress(RuntimeError):
+                with torch.cuda.graph(graph):
+                    calls["aoti"]()
                 calls["aoti_graph"] = graph.replay
         return {"times_s": self.timed({"engine": self.ours, **calls}), "rms": rms}
 

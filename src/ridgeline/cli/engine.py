@@ -6,6 +6,7 @@ Options have TensorRT's spellings, too: what ``trtexec`` takes is understood, or
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,9 @@ def run_action(asked: Asked) -> int:
                "compare": _compare, "convert": _convert, "export-c": _export_c}  # fmt: skip
     if asked.action not in actions:
         raise InputError(f"no action {asked.action!r}{nearest(asked.action, actions)}")
-    return actions[asked.action](asked) or 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # what an engine warns of is among its notes, which are printed
+        return actions[asked.action](asked) or 0
 
 
 def _say(asked: Asked, found: Any, text: str = "") -> None:
@@ -95,6 +98,8 @@ def _build(asked: Asked) -> None:
         if not asked.json:
             out.print(f"· {text}", style=draw.DIM)
 
+    script, colon, function = source.rpartition(":")
+    name = function if colon and script.endswith(".py") else Path(source).stem
     budget = asked.error_budget
     if budget is None and asked.precisions:
         budget = max(BUDGETS[name] for name in asked.precisions)
@@ -103,8 +108,8 @@ def _build(asked: Asked) -> None:
     engine = build_engine(model, args, kwargs, shapes=_shapes(asked.shapes), error_budget=budget,
                           budget_s=asked.budget_s,
                           level=asked.level, timings=timings, error_on_miss=asked.error_on_miss, say=say,
-                          name=Path(source.partition(":")[0]).stem)  # fmt: skip
-    path = engine.save(asked.out or Path(source.partition(":")[0]).with_suffix(".ridge").name)
+                          name=name)  # fmt: skip
+    path = engine.save(asked.out or f"{name}.ridge")
     if asked.timings:
         asked.timings.write_text(json.dumps(dict(engine.contents.timings), indent=1, sort_keys=True), encoding="utf-8")
     size = path.stat().st_size
@@ -283,7 +288,7 @@ def _export_c(asked: Asked) -> None:
     folder = asked.out or f"{Path(_source(asked)).stem}_c"
     recorded = any(step.op.startswith("kernel::") for p in engine.contents.programs for step in p.steps)
     if (asked.device or "").startswith("cuda") or (recorded and asked.device != "cpu"):
-        made = export_cuda(engine, folder)
+        made = export_cuda(engine, folder, [x.shape for x in _inputs(asked, engine)] if asked.shapes else None)
     else:
         made = export_c(engine, folder, _inputs(asked, engine))
     _say(asked, {"files": list(map(str, made))}, "\n".join(map(str, made)))

@@ -60,6 +60,7 @@ _kernels: dict[str, Kernel] = {}
 _all_plans: list[Plans] = []
 _collected: list[Variant] | None = None
 _collect_aligned = True
+_told: Run | None = None
 _once_there: list[Callable[[], None]] = []
 _when_forgotten: list[Callable[[], None]] = []
 _sinks: dict[int, torch.Tensor] = {}
@@ -259,7 +260,8 @@ class Kernel:
         variant = self.variant(args, constants, num_warps, num_stages, vector, arch, max_registers)
         if _collected is not None:
             _collected.append(variant)
-            return _nothing
+            special = self.cooperative or cluster > 1 or any(isinstance(value, Blocks) for value in args)
+            return _nothing if _told is None else partial(_told, self, variant, (grid_x, grid_y), special)
         handle = self._handles.get((device, variant)) or self._load(device, variant)
         maps = tuple((i, value.described()) for i, value in enumerate(args) if isinstance(value, Blocks))
         dependent = self.dependent or bool(constants.get("DEPENDENT", False))
@@ -413,6 +415,19 @@ def collecting(*, aligned: bool = True) -> Iterator[list[Variant]]:
     finally:
         _collected = None
         forget_plans()
+
+
+@contextmanager
+def lowering(tell: Run) -> Iterator[None]:
+    """Inside, ops called on meta tensors tell of every launch instead: the kernel, its variant and grid, whether it
+    takes more than a plain launch (a cluster, the whole device, tensor maps), then the arguments."""
+    global _told
+    with collecting():
+        _told = tell
+        try:
+            yield
+        finally:
+            _told = None
 
 
 def _load(device: int, compiled: Compiled, cooperative: bool) -> int:

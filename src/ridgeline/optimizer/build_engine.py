@@ -15,10 +15,12 @@ from torch.utils import _pytree as pytree
 
 from ridgeline.engine.file.contents import Contents
 from ridgeline.engine.file.engine import Engine
+from ridgeline.engine.file.execute import compiled
 from ridgeline.engine.file.export import Exported, export, named_inputs, parameter_names, path_name
+from ridgeline.engine.file.generalize import generalized
 from ridgeline.engine.file.padding import rows_are_independent
 from ridgeline.engine.file.program import Program
-from ridgeline.engine.file.proof import cases_like, prove
+from ridgeline.engine.file.proof import cases_like, flat, prove
 from ridgeline.errors import EngineError
 from ridgeline.optimizer.tune_engine import tuned
 
@@ -239,7 +241,7 @@ class _Build:
             from ridgeline.optimizer.record_engine import with_winner
 
             engine = with_winner(engine, self.question, exported.weights, self.notes)
-        return self._proved(engine, programs[-1], exported)
+        return self._proved(engine, programs, exported)
 
     def _device(self) -> torch.device:
         first = next((p for p in self.question.model.parameters()), None)
@@ -264,9 +266,38 @@ class _Build:
             found = export(question.model, args, kwargs, dims, bounds)
             return [found.program], found
         except EngineError as error:
+            if (merged := self._merged(bounds)) is not None:
+                return [merged.program], merged
             self.notes.append(f"no program for every size: {error}; one is built for each profile")
         each = [export(question.model, *question.call_at(profile)) for profile in question.profiles]
         return [one.program for one in each], each[-1]
+
+    def _merged(self, bounds: Mapping[str, tuple[int, int]]) -> Exported | None:
+        """One program of three exported ones, where one dim varies and the exporter sees its sizes as numbers. It has
+        to return what the model does at the smallest and the largest size."""
+        question = self.question
+        if len(bounds) != 1:
+            return None
+        (name, (low, high)) = next(iter(bounds.items()))
+        sizes = [5, 7, 11]  # numbers that no other size is likely to be, none of them 1
+        try:
+            found = [export(question.model, *question.call_at({**question.profiles[0], name: size})) for size in sizes]
+        except EngineError:
+            return None
+        first = found[0]
+        alike = all(each.weights.keys() == first.weights.keys() and each.signature == first.signature
+                    and all(torch.equal(each.weights[n], first.weights[n]) for n in first.constants)
+                    for each in found)  # fmt: skip
+        made = generalized([each.program for each in found], sizes, name, (low, high)) if alike else None
+        if made is None:
+            return None
+        run = compiled(made, first.weights, self._device())
+        for size in (low, high):
+            args, kwargs = question.call_at({**question.profiles[0], name: size})
+            ours = flat(run(*named_inputs(question.model, args, kwargs).values()))
+            if not all(map(torch.equal, ours, flat(question.model(*args, **kwargs)))):
+                return None
+        return replace(first, program=made)
 
     def _padded(self, engine: Engine) -> Engine:
         """Whether calls between profiles may be padded: where only first dims vary, and rows do not see each other."""
@@ -301,7 +332,7 @@ class _Build:
             constants=frozenset(name for name in weights if name not in checkpoint), timings=self.question.timings,
         )  # fmt: skip
 
-    def _proved(self, engine: Engine, base: Program, exported: Exported) -> Engine:
+    def _proved(self, engine: Engine, bases: list[Program], exported: Exported) -> Engine:
         """The engine with its proof and receipt; one that is wrong is not handed over."""
         question, contents = self.question, engine.contents
         ends = dict.fromkeys((0, len(question.profiles) // 2, len(question.profiles) - 1))
@@ -309,8 +340,8 @@ class _Build:
         weights = {**exported.weights, **{a: exported.weights[n] for a, n in exported.aliases.items()}}
         notes = list(self.notes)
         try:
-            cases = cases_like(examples, base, weights)
-            proof, values, wrong = prove(engine, base, weights, cases, question.error_budget)
+            cases = cases_like(examples, bases, weights)
+            proof, values, wrong = prove(engine, bases, weights, cases, question.error_budget)
         except EngineError as error:
             proof, values, wrong = {"cases": [], "reference": "none"}, {}, []
             notes.append(f"no proof: {error}")

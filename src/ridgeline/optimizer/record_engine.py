@@ -114,12 +114,13 @@ class Recording(TorchDispatchMode):
         return result
 
     def launched(self, name: str, cubin: bytes, kinds: Sequence[str], grid: Sequence[int], num_warps: int,
-                 shared_bytes: int, scratch: int, args: Sequence[Any]) -> None:  # fmt: skip
+                 shared_bytes: int, scratch: int, args: Sequence[Any],
+                 texts: Mapping[str, str] | None = None) -> None:  # fmt: skip
         """A generated kernel was launched with these arguments."""
         key = hashlib.sha256(cubin + name.encode()).hexdigest()[:24]
         self.cubins[key] = cubin
         self.kernels[key] = {"key": key, "name": name, "arguments": list(kinds), "num_warps": num_warps,
-                             "shared_bytes": shared_bytes, "scratch": scratch}  # fmt: skip
+                             "shared_bytes": shared_bytes, "scratch": scratch, **(texts or {})}  # fmt: skip
         given = [self._argument(value) for value in args]
         self.steps.append(Step(f"kernel::k{key}", tuple(given), {"grid": [int(n) for n in grid]}, (), True))
 
@@ -241,11 +242,12 @@ def launches(recording: Recording) -> Iterator[None]:
         if launcher is None or kernel is None or not all(kinds):
             name = self.inductor_meta.get("kernel_name", "a generated kernel")
             raise EngineError(f"{name} was not run before, or is not launched from its cubin alone")
-        code = code_of(self, kernel)
+        code, texts = code_of(self, kernel)
         scratch = int(kernel.has_global_scratch) + int(getattr(kernel, "has_profile_scratch", False))
 
         def issue(x: int, y: int, z: int, stream: int, *given: Any) -> None:
-            recording.launched(kernel.name, code, kinds, (x, y, z), kernel.num_warps, kernel.shared, scratch, given)
+            recording.launched(kernel.name, code, kinds, (x, y, z), kernel.num_warps, kernel.shared, scratch, given,
+                               texts)  # fmt: skip
             kernel.run(x, y, z, stream, *given)
 
         # The launcher computes the grid and leaves out constants; only what it calls at the end is another
@@ -259,17 +261,20 @@ def launches(recording: Recording) -> Iterator[None]:
         Tuner.run = run
 
 
-def code_of(tuner: Any, kernel: Any) -> bytes:
-    """A kernel's cubin. Inductor lets go of it once it is on the device, and leaves the file in Triton's cache."""
+def code_of(tuner: Any, kernel: Any) -> tuple[bytes, dict[str, str]]:
+    """A kernel's cubin and its text in ``ttgir`` and ``ptx``, where there is one. Inductor lets go of the cubin once it
+    is on the device, and leaves the files in Triton's cache."""
     from torch._inductor.runtime import triton_heuristics as inductor
 
+    folder = Path(inductor.triton_cache_dir(tuner.triton_meta.get("device") or 0),
+                  inductor.triton_hash_to_path_key(kernel.hash))  # fmt: skip
+    texts = {}
+    for kind in ("ttgir", "ptx"):
+        with contextlib.suppress(OSError):
+            texts[kind] = (folder / f"{kernel.name}.{kind}").read_text(encoding="utf-8", errors="replace")
     raw: bytes | None = getattr(kernel, "cubin_raw", None)
-    if raw is not None:
-        return raw
-    folder = inductor.triton_cache_dir(tuner.triton_meta.get("device") or 0)
-    path = Path(folder, inductor.triton_hash_to_path_key(kernel.hash), f"{kernel.name}.cubin")
     try:
-        return path.read_bytes()
+        return (folder / f"{kernel.name}.cubin").read_bytes() if raw is None else raw, texts
     except OSError as error:
         raise EngineError(f"the code of {kernel.name} is not in Triton's cache any more: {error.strerror}") from None
 

@@ -85,8 +85,8 @@ def _narrowed(
              for call in question.calibration]  # fmt: skip
     smallest = list(named_inputs(question.model, *question.call_at(question.profiles[0])).values())
     cases = [
-        *cases_like([example], base, exported.weights, 12, 100),
-        *cases_like([smallest], base, exported.weights, 44, 200),
+        *cases_like([example], [base], exported.weights, 12, 100),
+        *cases_like([smallest], [base], exported.weights, 44, 200),
     ]
     inputs = [drawn(entries, kept, device) for entries, kept in cases]
     calibration = calls[: max(1, len(calls) // 2)] if calls else [example, *inputs[:8]]

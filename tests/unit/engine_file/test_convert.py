@@ -127,3 +127,32 @@ def test_models_that_onnx_runtime_quantized_are_built_with_its_numbers(activatio
     assert np.linalg.norm(ours.numpy() - theirs) <= 1e-5 * np.linalg.norm(theirs)
     # They are not the wide model's
     assert np.linalg.norm(model(x).detach().numpy() - theirs) > 1e-3 * np.linalg.norm(theirs)
+
+
+class Counting(nn.Module):
+    """Says its sizes as numbers, as imported models do."""
+
+    def __init__(self, power: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.power, self.out = power, nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        num = int(x.shape[0])
+        rows = x.reshape(2 * num, 4).narrow(0, 0, num + 1).sum(0)
+        return self.out(x.reshape(2 * num, 4)) + rows.sum() * float(num**self.power > 0) + num**self.power
+
+
+def test_sizes_that_are_numbers_become_one_program_where_they_grow_in_a_line() -> None:
+    model = Counting(1).eval()
+    engine = rl.build(model, (torch.randn(3, 8),), shapes={"batch": (1, 3, 9)}, level=0)
+    assert engine.profiles == ["x batchx8 (batch 1..9)"] and not engine.receipt["notes"]
+    for num in (1, 2, 8, 9):
+        x = torch.randn(num, 8)
+        assert torch.equal(engine(x), model(x))
+    assert engine.contents.programs[0].steps[-1].types == ("float32[2*batch, 3]",)
+
+
+def test_sizes_that_grow_otherwise_are_profiles_of_their_own() -> None:
+    engine = rl.build(Counting(2).eval(), (torch.randn(3, 8),), shapes={"batch": (1, 3)}, level=0)
+    assert engine.profiles == ["x 1x8", "x 3x8"] and "no program for every size" in engine.receipt["notes"][0]

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+import ridgeline as rl
 from ridgeline.engine.file.contents import Contents
+from ridgeline.engine.file.cuda_kernels import Kernels
 from ridgeline.engine.file.engine import Engine
-from ridgeline.engine.file.export_cuda import Buffer, export_cuda, packed
+from ridgeline.engine.file.export_cuda import Buffer, export_cuda, laid_out, packed, sized
 from ridgeline.engine.file.program import Input, Program, Step
 from ridgeline.errors import EngineError
 
@@ -174,12 +176,47 @@ def test_what_needs_a_library_is_named(tmp_path: Path) -> None:
     halved = Step("aten::_to_copy.default", (V(0),), {"dtype": {"dtype": "float16"}}, (1,))
     with pytest.raises(EngineError, match="another type"):
         export_cuda(engine_of((launch, halved), V(1)), tmp_path)
-    with pytest.raises(EngineError, match="holds no kernels"):
+    with pytest.raises(EngineError, match="launches no kernel"):
         export_cuda(engine_of((), V(0)), tmp_path)
     foreign = chained()
     foreign.trusted = False
     with pytest.raises(EngineError, match="another machine"):
         export_cuda(foreign, tmp_path)
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+def test_steps_that_we_have_kernels_for_are_compiled_without_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    torch.manual_seed(0)
+    x = torch.randn(16, 64, dtype=torch.bfloat16)
+    engine = rl.build(Block().eval().bfloat16(), (x,), shapes={"batch": (1, 64)}, level=0)
+    with pytest.raises(EngineError, match="give --shapes for x:batchx64"):
+        export_cuda(engine, tmp_path)
+    source, data = export_cuda(engine, tmp_path, [x.shape])
+    subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-c", "-o", tmp_path / "o", source], check=True)
+    program = engine.contents.programs[-1]
+    layout = laid_out(sized(program, [x.shape]), engine.contents.weights, Kernels({}, b""))
+    # The activation and the residual are epilogues of the products before them
+    assert [entry["name"] for entry in layout.kernels] == ["layer_norm_forward", "dense_forward", "dense_forward"]
+    assert all(code[:4] == b"\x7fELF" and code in data.read_bytes() for code in layout.code)
+    norm, up, down = layout.commands
+    (given, _, size), (found, _, _) = layout.inputs[0], layout.outputs[0]
+    held = [operand[0] for operand in down.operands if isinstance(operand, tuple)]
+    assert size == 2048 and norm.operands[0] == (given, 0) and given in held and found in held
+    assert not found.offset <= given.offset < found.offset + found.bytes
+    assert up.grid == (1, 1, 1) and [o for o in up.operands if type(o) is int][:3] == [16, 64, 64]
+    # Products of 32 bits are a library's
+    wide = rl.build(Block().eval(), (x.float(),), level=0)
+    with pytest.raises(EngineError, match=r"aten::relu.default: dense: .* 16-bit"):
+        export_cuda(wide, tmp_path)
 
 
 def test_values_that_live_together_lie_apart_and_others_share_memory() -> None:

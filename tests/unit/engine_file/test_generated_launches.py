@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import inspect
 import os
 import shutil
@@ -14,8 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from ridgeline.engine.file.contents import Contents
 from ridgeline.engine.file.cuda_kernels import Driver, Kernels
+from ridgeline.engine.file.engine import Engine
 from ridgeline.engine.file.execute import compiled
+from ridgeline.engine.file.inspect import ir_of
 from ridgeline.engine.file.program import Program
 from ridgeline.errors import EngineError
 from ridgeline.optimizer.record_engine import code_of, record
@@ -40,8 +44,6 @@ SIGNATURE = {"in_ptr0": "*fp32", "out_ptr0": "*fp32", "xnumel": "i32"}
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function compiled for sm_90 as Inductor compiles one."""
-    import importlib.util
-
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -137,8 +139,31 @@ def test_what_was_tuned_never_or_has_lost_its_code_is_refused(tuner: Any) -> Non
     assert "told" not in tuner.run.__qualname__
 
 
-def test_code_that_inductor_still_holds_is_taken_from_it(tuner: Any) -> None:
-    assert code_of(tuner, SimpleNamespace(cubin_raw=b"code")) == b"code"
+def test_code_that_inductor_still_holds_is_taken_from_it(tuner: Any, kernel: Any) -> None:
+    assert code_of(tuner, SimpleNamespace(cubin_raw=b"code", hash=kernel.hash, name="shift"))[0] == b"code"
+
+
+def test_code_of_a_recorded_kernel_is_shown_in_three_forms(tuner: Any, kernel: Any, monkeypatch: Any) -> None:
+    folder = Path(os.environ["TRITON_CACHE_DIR"]) / heuristics.triton_hash_to_path_key(kernel.hash)
+    (folder / "shift.ttgir").write_text(kernel.asm["ttgir"])
+    program, recording, _ = recorded(tuner, torch.randn(300))
+    index, code = recording.index()
+    signature = {"names": ["x"], "args": [{"input": 0}], "kwargs": {}}
+    engine = Engine(Contents("shift", signature, (program,), {}, {}, kernels=index, cubins=code), device="cpu")
+    assert "ttg.num-warps" in ir_of(engine, "ttgir", "shift")
+    assert "/*0000*/" in ir_of(engine, "sass")
+    for wrong, why in (({"kind": "ptx"}, "holds no ptx"), ({"kind": "llir"}, "no form of code"),
+                       ({"kind": "sass", "kernel": "other"}, "no kernel 'other': it has 'shift'")):  # fmt: skip
+        with pytest.raises(EngineError, match=why):
+            ir_of(engine, **wrong)
+    engine.trusted = False
+    with pytest.raises(EngineError, match="--trust"):
+        ir_of(engine, "sass")
+    engine.trusted = True
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EngineError, match="needs nvdisasm: install"):
+        ir_of(engine, "sass")
 
 
 @pytest.fixture(scope="module")

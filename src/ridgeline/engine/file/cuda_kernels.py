@@ -71,6 +71,10 @@ class Kernels:
             raise EngineError(f"kernel {shown(key)} has an impossible grid {shown(grid)}")
         return self.entries[key]
 
+    def code(self, key: str) -> bytes:
+        entry = self.entries[key]
+        return self.cubins[entry["offset"] : entry["offset"] + entry["bytes"]]
+
     def launcher(self, key: str, grid: Any, device: torch.device) -> Callable[..., None]:
         """A function that launches a kernel over tensors and numbers on the current stream."""
         entry = self.entry(key, grid)
@@ -78,9 +82,8 @@ class Kernels:
         self._driver = self._driver or Driver()
         driver, place = self._driver, device.index or 0
         if (place, key) not in self._handles:
-            code = self.cubins[entry["offset"] : entry["offset"] + entry["bytes"]]
             torch.cuda.current_stream(device)  # the context exists
-            self._handles[place, key] = driver.load(code, entry["name"], entry["shared_bytes"])
+            self._handles[place, key] = driver.load(self.code(key), entry["name"], entry["shared_bytes"])
         handle, threads, shared = self._handles[place, key], 32 * entry["num_warps"], entry["shared_bytes"]
 
         def launch(*args: Any) -> None:

@@ -1,7 +1,8 @@
 """An engine as C for a GPU: kernels, their order and their memory as tables, and a runner over the CUDA driver alone.
 
-Programs are written whose steps are kernels of the file, views, allocations, fills and copies. A product that PyTorch
-computes with cuBLAS or cuDNN cannot be: those libraries are what the runner does without.
+Programs are written whose steps are kernels of the file, kernels of our own (compiled here, on any machine), views,
+allocations, fills and copies. What only cuBLAS or cuDNN computes cannot be: those libraries are what the runner does
+without.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.file.cuda_kernels import Kernels
+from ridgeline.engine.file.engine import sizes_of
 from ridgeline.engine.file.execute import NO_EFFECT, Resolver, function_of, is_constant, overload_of
+from ridgeline.engine.file.lower import ALLOCATIONS, Launch, lowered, waiting_products
 from ridgeline.engine.file.program import Program, Step, leaves
 from ridgeline.errors import EngineError
 
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from ridgeline.engine.file.engine import Engine
 
 ALIGNMENT = 256
-ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1, "full": None,
          "full_like": None, "new_full": None, "scalar_tensor": None}  # fmt: skip
 COPIES = ("clone", "contiguous", "_to_copy", "to", "copy", "lift_fresh_copy")
@@ -64,6 +66,7 @@ class Layout:
     commands: list[Command] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     kernels: list[Mapping[str, Any]] = field(default_factory=list)
+    code: list[bytes] = field(default_factory=list)
     inputs: list[tuple[Buffer, int, int]] = field(default_factory=list)  # buffer, offset, bytes
     outputs: list[tuple[Buffer, int, int]] = field(default_factory=list)
     weights: list[str] = field(default_factory=list)
@@ -71,22 +74,28 @@ class Layout:
     weight_bytes: int = 0
 
 
-def export_cuda(engine: Engine, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write ``engine.c`` and ``engine.bin`` (weights and kernels) for the recorded program of an engine.
+def export_cuda(
+    engine: Engine, folder: str | os.PathLike[str], shapes: Sequence[Sequence[int]] | None = None
+) -> list[Path]:
+    """Write ``engine.c`` and ``engine.bin`` (weights and kernels): the program that was recorded on a GPU, or the one
+    for inputs of these shapes.
 
     ``ridgeline_open``, ``ridgeline_run``, ``ridgeline_close`` and the reason of a failure, ``ridgeline_error``, are
     what the source defines; with ``-DRIDGELINE_MAIN`` it is a program that reads inputs from stdin.
     """
     contents = engine.contents
-    program = next((p for p in contents.programs if any(s.op.startswith("kernel::") for s in p.steps)), None)
-    if program is None:
-        raise EngineError(f"{engine.name} holds no kernels of a GPU: build it on one with level 2, or leave out "
-                          "--device for C that runs on the CPU")  # fmt: skip
-    if not engine.trusted:
+    program = next((p for p in contents.programs if p.issued), contents.programs[-1])
+    if shapes is not None:
+        program = next((p for p in contents.programs if sizes_of(p, shapes) is not None), program)
+    program = sized(program, shapes)
+    recorded = any(step.op.startswith("kernel::") for step in program.steps)
+    if recorded and not engine.trusted:
         raise EngineError(f"{engine.name} holds device code of another machine: load it with --trust to export that")
     layout = laid_out(program, contents.weights, Kernels(contents.kernels, contents.cubins))
-    capability = int(str(contents.target.get("capability", "9.0")).replace(".", ""))
-    code = b"".join(_padded(contents.cubins[e["offset"] : e["offset"] + e["bytes"]]) for e in layout.kernels)
+    if not layout.kernels:
+        raise EngineError(f"{engine.name} launches no kernel: export it without --device, as C for the CPU")
+    capability = int(str(contents.target.get("capability", "9.0")).replace(".", "")) if recorded else 90
+    code = b"".join(map(_padded, layout.code))
     values = [_padded(_raw(contents.weights[name])) for name in layout.weights]
     digest = hashlib.sha256()
     for part in (*values, code):
@@ -108,7 +117,8 @@ def export_cuda(engine: Engine, folder: str | os.PathLike[str]) -> list[Path]:
 def laid_out(program: Program, weights: Mapping[str, Tensor], kernels: Kernels) -> Layout:
     """The program's steps as commands: run on tensors without memory, whose storages say what shares memory."""
     layout, held, resolver = Layout(), dict[int, tuple[Buffer, Any]](), Resolver(torch.device("meta"))
-    values, named, numbers = dict[int, Any](), dict[str, Tensor](), dict[str, int]()
+    values, named, numbers = dict[int, Any](), dict[str, Tensor](), dict[Any, int]()
+    waiting = waiting_products(program)
 
     def new(x: Tensor, region: str = "a") -> Buffer:
         buffer = Buffer(x.untyped_storage().nbytes(), region, first=len(layout.commands), last=len(layout.commands))
@@ -134,13 +144,26 @@ def laid_out(program: Program, weights: Mapping[str, Tensor], kernels: Kernels) 
         return values[value["v"]] if "v" in value else weight(value["w"])
 
     def at(x: Tensor) -> tuple[Buffer, int]:
-        buffer = held[x.untyped_storage()._cdata][0]
+        place = x.untyped_storage()._cdata
+        buffer = held[place][0] if place in held else new(x)  # what an op allocates for its kernels
         buffer.last = len(layout.commands)
         return buffer, x.storage_offset() * x.element_size()
 
+    def launch(key: Any, entry: Mapping[str, Any], code: bytes, grid: Sequence[int], args: Sequence[Any]) -> None:
+        if key not in numbers:
+            numbers[key] = len(layout.kernels)
+            layout.kernels.append(entry)
+            layout.code.append(code)
+        operands = [at(x) if isinstance(x, Tensor) else _bits(kind, x)
+                    for kind, x in zip(entry["arguments"], args, strict=True)]  # fmt: skip
+        layout.commands.append(Command("k", [*operands, *[0] * entry.get("scratch", 0)], numbers[key], grid))
+
+    def own(made: Launch) -> None:
+        entry = {"name": made.name, "shared_bytes": made.shared_bytes, "num_warps": made.num_warps,
+                 "arguments": made.kinds, "scratch": 2, "bytes": len(made.cubin)}  # fmt: skip
+        launch(made.cubin, entry, made.cubin, made.grid, made.args)
+
     for number, given in enumerate(program.inputs):
-        if program.dims:
-            raise EngineError("a program of many sizes is not written to C: build it for one")
         values[number] = torch.empty(given.shape, dtype=getattr(torch, given.dtype), device="meta")
         layout.inputs.append((new(values[number]), 0, values[number].nbytes))
     for index, step in enumerate(program.steps):
@@ -148,19 +171,21 @@ def laid_out(program: Program, weights: Mapping[str, Tensor], kernels: Kernels) 
         if step.op.startswith("kernel::"):
             key, grid = step.op.partition("::")[2], step.kwargs.get("grid")
             entry = kernels.entry(key, grid)
-            if key not in numbers:
-                numbers[key] = len(layout.kernels)
-                layout.kernels.append(entry)
-            operands = [at(x) if isinstance(x, Tensor) else _bits(kind, x)
-                        for kind, x in zip(entry["arguments"], args, strict=True)]  # fmt: skip
-            operands += [0] * entry.get("scratch", 0)
-            layout.commands.append(Command("k", operands, numbers[key], grid or ()))
+            launch(key, entry, kernels.code(key), step.kwargs["grid"], args)
             continue
         base = step.op.partition("::")[2].partition(".")[0]
         if step.op.startswith("size::") or step.op in NO_EFFECT:
             values[step.out[0]] = function_of(step.op)(*args) if step.op.startswith("size::") else args[0]
             continue
-        result = function_of(step.op)(*args, **{name: read(value) for name, value in step.kwargs.items()})
+        named_args = {name: read(value) for name, value in step.kwargs.items()}
+        if (result := lowered(step, args, named_args, step.out[0] in waiting, own)) is not None:
+            found = list(result) if step.several else [result]
+            for made in found:
+                if isinstance(made, Tensor) and made.untyped_storage()._cdata not in held:
+                    new(made)  # an empty result: nothing was launched
+            values.update(zip(step.out, found, strict=False))
+            continue
+        result = function_of(step.op)(*args, **named_args)
         results = list(result) if step.several else [result]
         for made in results:
             if not isinstance(made, Tensor) or made.untyped_storage()._cdata in held:
@@ -179,7 +204,8 @@ def laid_out(program: Program, weights: Mapping[str, Tensor], kernels: Kernels) 
             elif base not in ALLOCATIONS:
                 where = f" in {step.module}" if step.module else ""
                 raise EngineError(f"step {index} ({step.op}{where}) is a library's (cuBLAS, cuDNN or PyTorch), which C "
-                                  "over the driver does without: only kernels of the engine are written")  # fmt: skip
+                                  "over the driver does without: only kernels that were recorded on a GPU, or that "
+                                  "Ridgeline has for 16-bit numbers, are written")  # fmt: skip
         values.update(zip(step.out, results, strict=False))
     for leaf in leaves(program.outputs):
         if isinstance(leaf, dict) and ("v" in leaf or "w" in leaf):
@@ -193,6 +219,17 @@ def laid_out(program: Program, weights: Mapping[str, Tensor], kernels: Kernels) 
         buffer.first = -1
     layout.arena_bytes = packed(layout.buffers)
     return layout
+
+
+def sized(program: Program, shapes: Sequence[Sequence[int]] | None) -> Program:
+    """A program for exactly these shapes of its inputs."""
+    if shapes is None and not program.dims:
+        return program
+    if shapes is None or sizes_of(program, shapes) is None:
+        wanted = ", ".join(f"{i.name}:{'x'.join(map(str, i.shape))}" for i in program.inputs)
+        raise EngineError(f"C is written for one shape of each input: give --shapes for {wanted}")
+    inputs = tuple(replace(given, shape=tuple(shape)) for given, shape in zip(program.inputs, shapes, strict=True))
+    return replace(program, inputs=inputs, dims={})
 
 
 def packed(buffers: Sequence[Buffer]) -> int:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import html
+import importlib.util
+import shutil
+import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ridgeline.engine.file.cuda_kernels import Kernels
 from ridgeline.engine.file.execute import compiled, interpret
-from ridgeline.engine.file.program import Program, Step
+from ridgeline.engine.file.program import Program, Step, shown
 from ridgeline.engine.file.proof import drawn
 from ridgeline.errors import EngineError
 from ridgeline.units import show_bytes, show_seconds
@@ -196,16 +202,43 @@ def _predicted(engine: Engine, program: Program, on: str) -> tuple[float | None,
 
 
 def ir_of(engine: Engine, kind: str, kernel: str | None = None) -> str:
-    """Intermediate code of the kernels in the file: ``ttgir``, ``ptx`` or ``sass``."""
+    """Intermediate code of the kernels in the file, one after another: ``ttgir`` and ``ptx`` as they were recorded,
+    ``sass`` disassembled from the cubins."""
     listed = engine.contents.kernels.get("kernels", [])
+    if kind not in ("ttgir", "ptx", "sass"):
+        raise EngineError(f"no form of code {kind!r}: ttgir, ptx or sass")
     if not listed:
         raise EngineError(
             f"{engine.name} holds no kernels of its own: its steps are ATen's, and --ir has nothing to show"
         )
-    found = [entry for entry in listed if kernel is None or entry["name"] == kernel]
+    found = [entry for entry in listed if kernel is None or entry.get("name") == kernel]
     if not found:
-        raise EngineError(f"{engine.name} has no kernel {kernel!r}: it has {', '.join(e['name'] for e in listed[:8])}")
-    texts = [entry.get(kind, "") for entry in found]
+        raise EngineError(f"{engine.name} has no kernel {shown(kernel)}: it has "
+                          f"{', '.join(shown(e.get('name')) for e in listed[:8])}")  # fmt: skip
+    if kind == "sass":
+        if not engine.trusted:
+            raise EngineError(f"{engine.name} holds device code of another machine: load it with --trust to see that")
+        kernels = Kernels(engine.contents.kernels, engine.contents.cubins)
+        return "\n".join(disassembled(kernels.code(entry["key"])) for entry in found)
+    texts = [str(entry.get(kind, "")) for entry in found]
     if not any(texts):
-        raise EngineError(f"the file holds no {kind} of these kernels")
+        raise EngineError(f"the file holds no {kind} of these: Triton's cache had none when they were recorded. "
+                          "Their machine code is --ir sass")  # fmt: skip
     return "\n".join(texts)
+
+
+def disassembled(cubin: bytes) -> str:
+    """The machine code of a cubin as text, by CUDA's nvdisasm or the one in Triton's wheel."""
+    tool, spec = shutil.which("nvdisasm"), importlib.util.find_spec("triton")
+    if tool is None and spec is not None and spec.origin is not None:
+        own = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+        tool = str(own) if own.exists() else None
+    if tool is None:
+        raise EngineError("showing machine code needs nvdisasm: install the CUDA toolkit or Triton, whose wheel has it")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        done = subprocess.run([tool, "-c", str(path)], capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode:
+        raise EngineError(f"nvdisasm does not read a kernel of the file: {ascii(done.stderr.strip()[-200:])[1:-1]}")
+    return done.stdout

@@ -152,8 +152,16 @@ Case = tuple[list[dict[str, Any]], dict[str, Tensor]]
 """How to draw the inputs of a case, and those that are kept."""
 
 
+def fitting(bases: Sequence[Program], inputs: Sequence[Tensor]) -> Program:
+    """The program of several that takes these inputs."""
+    from ridgeline.engine.file.engine import sizes_of
+
+    shapes = [tuple(x.shape) for x in inputs]
+    return next((base for base in bases if sizes_of(base, shapes) is not None), bases[-1])
+
+
 def cases_like(
-    examples: Sequence[Sequence[Tensor]], base: Program, weights: Mapping[str, Tensor], num_draws: int = 2,
+    examples: Sequence[Sequence[Tensor]], bases: Sequence[Program], weights: Mapping[str, Tensor], num_draws: int = 2,
     seed: int = 0,
 ) -> list[Case]:  # fmt: skip
     """Cases like each example, which the model takes; where it takes nothing that is drawn, the example itself."""
@@ -166,7 +174,8 @@ def cases_like(
                 if turn == 0:
                     device = example[0].device if example else torch.device("cpu")
                     with torch.no_grad():
-                        interpret(base, drawn(entries, kept, device), weights.__getitem__, device)
+                        inputs = drawn(entries, kept, device)
+                        interpret(fitting(bases, inputs), inputs, weights.__getitem__, device)
             except (EngineError, RuntimeError, IndexError):  # integers that mean something
                 takes_drawn = False
             made.append((entries, kept) if takes_drawn else _stored(example, seed + len(made)))
@@ -183,20 +192,26 @@ def cases_of(proof: Mapping[str, Any], values: Mapping[str, Tensor]) -> list[Cas
 
 
 def prove(
-    engine: Engine, base: Program, weights: Mapping[str, Tensor], cases: Sequence[Case], error_budget: float | None
-) -> tuple[dict[str, Any], dict[str, Tensor], list[str]]:
+    engine: Engine, bases: Sequence[Program], weights: Mapping[str, Tensor], cases: Sequence[Case],
+    error_budget: float | None,
+) -> tuple[dict[str, Any], dict[str, Tensor], list[str]]:  # fmt: skip
     """The proof of an engine, its values, and what it found wrong.
 
-    ``base`` is the model's own program, ``weights`` its weights: eager's error is that of the base program in its own
-    types, on the same inputs.
+    ``bases`` are the model's own program, or one for each profile, ``weights`` its weights: eager's error is that of
+    the base program in its own types, on the same inputs.
     """
     made, kept, wrong = list[dict[str, Any]](), dict[str, Tensor](), list[str]()
-    names, reference = names_of(base.outputs), Reference(base, weights)
+    names, references = names_of(bases[-1].outputs), dict[int, Reference]()
+    against = ""
     for number, (entries, own) in enumerate(cases):
         inputs = drawn(entries, own, engine.device)
+        base = fitting(bases, inputs)
         with torch.no_grad():
             eager = flat(interpret(base, inputs, weights.__getitem__, engine.device))
-        meant = reference(inputs)
+        if id(base) not in references:
+            references[id(base)] = Reference(base, weights)
+        reference = references[id(base)]
+        meant, against = reference(inputs), reference.types
         kept |= own
         outputs = list[dict[str, Any]]()
         for name, ours, theirs, wide in zip(names, flat(engine.on_inputs(inputs)), eager, meant, strict=True):
@@ -206,11 +221,11 @@ def prove(
             kept[where] = value
             if not ok:
                 wrong.append(
-                    f"output {name} is {entry['rms']:.1e} from {reference.types}, and {entry['allowed_rms']:.1e} is "
+                    f"output {name} is {entry['rms']:.1e} from {against}, and {entry['allowed_rms']:.1e} is "
                     "allowed"
                 )
         made.append({"inputs": entries, "outputs": outputs})
-    return {"reference": reference.types if cases else "", "error_budget": error_budget, "cases": made}, kept, wrong
+    return {"reference": against, "error_budget": error_budget, "cases": made}, kept, wrong
 
 
 def _stored(example: Sequence[Tensor], seed: int) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:

@@ -68,11 +68,12 @@ def refitted(engine: Engine, checkpoint: Any) -> Engine:
     cases = cases_of(contents.proof, contents.proof_values)
     if not cases:
         return made_engine
-    base = contents.base or contents.programs[-1]
-    sources = {**fresh, **{n: v.clone() for n, v in given.items() if n in base.weight_names()}}
+    bases = [contents.base] if contents.base else [program for program in contents.programs if not program.issued]
+    read = frozenset(name for base in bases for name in base.weight_names())
+    sources = {**fresh, **{n: v.clone() for n, v in given.items() if n in read}}
     held = {name: value.to(engine.device) for name, value in sources.items()}
     budget = contents.proof.get("error_budget")
-    proof, values, wrong = prove(made_engine, base, held, cases, budget)
+    proof, values, wrong = prove(made_engine, bases, held, cases, budget)
     if wrong:
         raise EngineError(f"{contents.name} with this checkpoint is not as accurate as the model with it, and stays as "
                           f"it is: {'; '.join(wrong[:2])}")  # fmt: skip
