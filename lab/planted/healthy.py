@@ -511,7 +511,7 @@ def messages_along_edges(gpu: StandIn) -> Step:
 
     def loss() -> Tensor:
         sent = x.index_select(0, source)
-        return second(F.relu(first(torch.zeros_like(x).index_add(0, target, sent)))).square().mean()
+        return F.mse_loss(second(F.relu(first(torch.zeros_like(x).index_add(0, target, sent)))), x)
 
     return trainer(nn.ModuleList([first, second]), loss)
 

@@ -44,8 +44,10 @@ def difference_markdown(found: Difference, top: int = 15) -> str:
 def gate_markdown(found: Gate, top: int = 15) -> str:
     """The verdict in one line, the runs it rests on, and what changed most."""
     sign = {"regression": "❌", "inconclusive": "⚠️", "ok": "✅", "improvement": "✅"}[found.verdict.verdict]
-    lines = [f"### {sign} {_plain(found.message)}", "", _plain(_rests_on(found)), ""]
-    lines += [f"- {_plain(note)}" for note in found.verdict.notes]
+    head, end, why = found.message.partition(" allowed); ")  # what changed is in the table too, where there is one
+    lines = [f"### {sign} {_plain(head + end.removesuffix('; '))}", ""]
+    lines += [_plain(why), ""] if why and found.difference is None else []
+    lines += [_plain(_rests_on(found)), "", *(f"- {_plain(note)}" for note in found.verdict.notes), ""]
     body = _markdown_body(found.difference, top) if found.difference is not None else []
     return "\n".join([*lines, *body]) + "\n"
 
@@ -124,7 +126,7 @@ def _page(title: str, kind: str, body: Sequence[str]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html.escape(title)} · Ridgeline</title>\n<style>\n{asset('report.css')}{asset('explain.css')}"
-        "#table td { white-space: normal; overflow-wrap: anywhere; max-width: none; }\n"
+        "#table td, p, li, h1 { white-space: normal; overflow-wrap: anywhere; max-width: none; }\n"
         "#table td:first-child, #table td:last-child { min-width: 200px; }\n</style>\n</head>\n<body>\n"
         f'<header><div class="wrap head"><div><div class="brand">Ridgeline <span>{html.escape(kind)}</span></div>'
         f"{_tag('h1', title)}</div></div></header>\n"

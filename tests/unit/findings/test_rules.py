@@ -378,6 +378,7 @@ def _chain(stage: Stage, wrong: bool) -> None:
 
 
 RULES = {
+    **dict.fromkeys(("recompute", "zero-grad", "needless-gradients"), "needless-work"),
     "recompilation": "first-use",
     "pageable-copies": "slow-copies",
     "small-copies": "slow-copies",

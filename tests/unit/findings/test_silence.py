@@ -379,7 +379,7 @@ def test_recomputation_is_promised_for_sure_only_where_memory_is_known_to_be_fre
     told = _twice(lambda stage: _recomputing(stage, 180.0, "nvjet_tst_128x256"))
     told.facts = {"peak_allocated_bytes": 20e9, "total_bytes": 140e9}
     (sure,), (unsure,) = told.findings(), untold.findings()
-    assert sure.rule == unsure.rule == "recompute"
+    assert sure.rule == unsure.rule == "needless-work"
     assert sure.low_ms > 0.5 and unsure.low_ms == 0.0 and unsure.high_ms > 0.9 and unsure.unchecked
 
 
@@ -389,7 +389,7 @@ def test_recomputation_is_promised_for_sure_only_where_memory_is_known_to_be_fre
     (20_000.0, "nvjet_tst_128x256", True),  # 58 GB at most: products compute
 ])  # fmt: skip
 def test_what_would_not_fit_is_rightly_computed_again(us, kernel, named):
-    assert ("recompute" in rules_of(_twice(lambda stage: _recomputing(stage, us, kernel)).findings())) is named
+    assert ("needless-work" in rules_of(_twice(lambda stage: _recomputing(stage, us, kernel)).findings())) is named
 
 
 @pytest.mark.parametrize(("num", "named"), [(12, False), (40, True)])
@@ -713,7 +713,7 @@ def test_what_a_program_wrote_as_its_gradient_is_not_recomputed(node, named):
                     stage.kernel("nvjet_tst_128x256", 180.0, op="aten::addmm")
                 stage.kernel("nvjet_tst_128x256", 180.0, op="aten::mm")
 
-    assert ("recompute" in rules_of(_twice(play).findings())) is named
+    assert ("needless-work" in rules_of(_twice(play).findings())) is named
 
 
 @pytest.mark.parametrize(
@@ -843,7 +843,7 @@ def test_recomputation_beside_states_that_fill_the_memory_is_needed(update_us, n
         with stage.span("Optimizer.step#AdamW.step", Kind.ANNOTATION):
             stage.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", update_us, op="aten::_fused_adamw_")
 
-    assert ("recompute" in rules_of(_twice(play).findings())) is named
+    assert ("needless-work" in rules_of(_twice(play).findings())) is named
 
 
 @pytest.mark.parametrize(("kernel", "named"), [("_lion_kernel", False), (POINTWISE, True)])

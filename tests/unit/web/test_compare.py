@@ -32,6 +32,7 @@ def test_a_gate_says_its_verdict_first():
     found = Gate(gate([[1.0], [1.0], [1.01]], [[1.2], [1.2], [1.21]], 0.03), difference("conv"))
     text = gate_markdown(found)
     assert text.startswith("### ❌ regression") and "| conv | 1.000 | 3.000 | +2.000 |" in text
+    assert text.splitlines()[0].endswith("3.0% allowed)") and "\n\n| what |" in text
     assert "regression" in gate_page(found) and "script-src" in gate_page(found)
     assert gate_markdown(Gate(found.verdict, None)).startswith("### ❌")
 

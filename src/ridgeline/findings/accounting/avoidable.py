@@ -29,6 +29,12 @@ class Avoidable(NamedTuple):
     frac: NDArray[np.float64]
 
 
+def unread_of(trace: Trace, rows: Index) -> dict[str, NDArray[np.bool_]]:
+    """Kernels whose results somebody has already, multiplies by zero, or copies only to make a tensor longer."""
+    zero, grown = _arguments(trace, rows)
+    return {"again": _again(trace, rows), "zero": zero, "grown": grown}
+
+
 def avoidable_of(trace: Trace, rows: Index, extra: NDArray[np.float64] | None = None) -> Avoidable:
     """Sorts and shares for device spans; each kernel has one sort, the first that applies."""
     sort, frac = np.full(len(rows), -1, np.int8), np.zeros(len(rows))
@@ -42,10 +48,8 @@ def avoidable_of(trace: Trace, rows: Index, extra: NDArray[np.float64] | None = 
     if extra is not None:
         mark("extra", extra > 0, extra)
     mark("recompute", recomputed(trace)[rows])
-    mark("again", _again(trace, rows))
-    zero, grown = _arguments(trace, rows)
-    mark("zero", zero & kernels)
-    mark("grown", grown & kernels)
+    for name, chosen in unread_of(trace, rows).items():
+        mark(name, chosen & kernels)
     cast, layout = _copies(trace, rows)
     mark("casts", cast & kernels)
     mark("layout", layout & kernels)
@@ -66,6 +70,10 @@ def _again(trace: Trace, rows: Index) -> NDArray[np.bool_]:
     sequence, shapes, launch = trace.optional("sequence"), trace.optional("shapes"), trace.launch[rows]
     backward = trace.word_id("backward")
     ops = np.flatnonzero(trace.of_kind(Kind.OP) & (trace.device < 0))
+    calls = trace.start_ns[launch[launch >= 0]]
+    if not len(calls):
+        return found
+    ops = ops[(trace.end_ns[ops] >= calls.min()) & (trace.start_ns[ops] <= calls.max())]
     if not len(ops) or not (trace.phase[ops] == backward).any() or not (shapes[ops] > 0).any():
         return found
     ops = ops[np.argsort(trace.start_ns[ops], kind="stable")]

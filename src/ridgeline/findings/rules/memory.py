@@ -343,18 +343,6 @@ def _updated_frac(context: TraceContext, works: np.ndarray, values: float) -> fl
     return min(1.0, moved_bytes / (taken_s * context.device.dram.bandwidth_bytes_per_s))
 
 
-@rule(
-    "recompute",
-    version=4,
-    order=55,
-    trust=Trust(
-        0.85,
-        1.65,
-        "fitted: recordings on an H200 gained 1.59 and 1.08 times the replayed best: hooks on saved tensors "
-        "cost the forward pass as well",
-    ),
-    more_at_best=0.1,
-)
 def recompute(context: TraceContext) -> Candidate | None:
     """Forward work inside the backward pass: activation checkpointing, while memory is free."""
     works = np.flatnonzero(recomputed(context))
@@ -382,6 +370,12 @@ def recompute(context: TraceContext) -> Candidate | None:
         evidence=kernel_evidence(context, works),
         spans=tuple(context.rows[works[:200]].tolist()),
         unchecked=() if used is not None else ("whether the activations fit: record with memory",),
+        trust=Trust(
+            0.85,
+            1.65,
+            "fitted: recordings on an H200 gained 1.59 and 1.08 times the replayed best: hooks on saved tensors "
+            "cost the forward pass as well",
+        ),
     )
 
 

@@ -1,4 +1,5 @@
-"""Work whose result somebody has already, multiplies by zero, or copies only to make it longer."""
+"""Work that a step need not do: results that it has or drops, factors of zero, copies that only make a tensor longer,
+gradients that nobody reads, memsets of gradients, recomputation while memory is free."""
 
 from __future__ import annotations
 
@@ -6,14 +7,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ridgeline.findings.accounting.avoidable import SORTS, avoidable_of
+from ridgeline.findings.accounting.avoidable import unread_of
 from ridgeline.findings.accounting.labels import label_of, remedy_of
 from ridgeline.findings.context.candidate import Candidate
 from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.evidence import kernel_evidence, place_of
+from ridgeline.findings.context.gains import touched_by_s
 from ridgeline.findings.context.nesting import op_time
 from ridgeline.findings.replay.fix import Fix
 from ridgeline.findings.rule import rule
+from ridgeline.findings.rules.memory import recompute
+from ridgeline.findings.rules.optimizer import needless_gradients, zero_grad
 
 #: Sort of avoidable work: what to say of it.
 CAUSES: Mapping[str, str] = {
@@ -24,11 +28,17 @@ CAUSES: Mapping[str, str] = {
 }
 
 
-@rule("needless-work", order=34)
+@rule("needless-work", order=16, more_at_best=0.1)
 def needless_work(context: TraceContext) -> Candidate | None:
-    """The sort of avoidable work that takes most time, of those that no other rule knows."""
-    sort = avoidable_of(context.trace, context.rows).sort
-    of = {name: np.flatnonzero(sort == SORTS.index(name)) for name in CAUSES}
+    """The sort of needless work that takes most time."""
+    known = (unread(context), needless_gradients(context), zero_grad(context), recompute(context))
+    found = [candidate for candidate in known if candidate is not None]
+    return max(found, key=lambda candidate: touched_by_s(context, candidate.fix), default=None)
+
+
+def unread(context: TraceContext) -> Candidate | None:
+    """Work that the accounting takes for avoidable: a second pass, factors of zero, tensors grown by copies."""
+    of = {name: np.flatnonzero(chosen) for name, chosen in unread_of(context.trace, context.rows).items()}
     name = max(of, key=lambda one: context.per_step_s(of[one]))
     works = of[name]
     if not len(works):

@@ -236,7 +236,6 @@ def _first_size(context: TraceContext, row: int) -> str:
     return context.trace.text("shapes", row).split("]")[0].lstrip("[")
 
 
-@rule("needless-gradients", version=1, order=14)
 def needless_gradients(context: TraceContext) -> Candidate | None:
     """A backward pass goes on into weights that no optimizer has."""
     leaves = context.host_spans(r"^torch::autograd::AccumulateGrad$", Kind.OP)
@@ -339,7 +338,6 @@ def _beyond(context: TraceContext, leaves: Index, wanted: Mask, steps_ns: Index)
     return Intervals(np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)), num
 
 
-@rule("zero-grad", version=4, order=16)
 def zero_grad(context: TraceContext) -> Candidate | None:
     spans = context.host_spans(r"^Optimizer\.zero_grad|zero_grad", Kind.ANNOTATION, Kind.OP)
     adds = under(context, r"AccumulateGrad") & context.family("pointwise")

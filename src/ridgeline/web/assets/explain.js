@@ -340,9 +340,9 @@ function drawRoofline() {
   const xs = R.dots.map((d) => Math.log10(d.flops / d.bytes)), ys = R.dots.map((d) => Math.log10(d.flops / d.s)), top = Math.log10(Math.max(...R.peaks.map((p) => p[1])));
   const x0 = Math.min(...xs, 0) - 0.3, x1 = Math.max(...xs, 3) + 0.3, y0 = Math.min(...ys, top - 3) - 0.3, y1 = top + 0.3;
   const x = (v) => left + (v - x0) / (x1 - x0) * (width - left - 10), y = (v) => height - bottom - (v - y0) / (y1 - y0) * (height - bottom - 10);
-  const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
-  for (let e = Math.ceil(x0); e <= x1; e++) chart.append(svg("line", { class: "grid", x1: x(e), x2: x(e), y1: 8, y2: height - bottom }), svg("text", { x: x(e), y: height - 10, "text-anchor": "middle" }, `${digits(10 ** e)}`));
-  for (let e = Math.ceil(y0); e <= y1; e++) chart.append(svg("line", { class: "grid", x1: left, x2: width - 10, y1: y(e), y2: y(e) }), svg("text", { x: left - 8, y: y(e) + 4, "text-anchor": "end" }, digits(10 ** (e - 12))));
+  const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" }), power = (e) => e < -2 || e > 5 ? `1e${e}` : digits(10 ** e);
+  for (let e = Math.ceil(x0); e <= x1; e++) chart.append(svg("line", { class: "grid", x1: x(e), x2: x(e), y1: 8, y2: height - bottom }), svg("text", { x: x(e), y: height - 10, "text-anchor": "middle" }, power(e)));
+  for (let e = Math.ceil(y0); e <= y1; e++) chart.append(svg("line", { class: "grid", x1: left, x2: width - 10, y1: y(e), y2: y(e) }), svg("text", { x: left - 8, y: y(e) + 4, "text-anchor": "end" }, power(e - 12)));
   const slope = Math.log10(R.dram_bytes_per_s);
   const labels = [];
   for (const [name, peak] of R.peaks) {

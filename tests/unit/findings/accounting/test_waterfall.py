@@ -338,6 +338,7 @@ def _trained(after: str) -> Trace:
     run.host(after, at, 0.1, phase="forward", step=0, extra={"sequence": 8})
     for number in range(4):
         run.host("MmBackward0", at + 1 + number, 0.1, phase="backward", step=0, extra={"sequence": number})
+    run.launched(at + 4.05, at + 4.2, 0.5)
     return run.build.build()
 
 
