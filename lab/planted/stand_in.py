@@ -107,8 +107,8 @@ add add_ sub sub_ rsub mul mul_ div div_ neg abs exp exp_ log sqrt rsqrt pow squ
 gelu silu clamp clamp_ clamp_min clamp_min_ where masked_fill masked_fill_ lerp lerp_ addcmul addcmul_ addcdiv
 addcdiv_ maximum minimum eq ne lt le gt ge logical_and logical_or logical_not bitwise_and isnan softplus
 threshold_backward gelu_backward silu_backward tanh_backward sigmoid_backward triu tril reciprocal erf fill_ zero_
-copy_ bernoulli_ normal_ uniform_ random_ elu leaky_relu elu_backward leaky_relu_backward mse_loss mse_loss_backward hardtanh
-hardtanh_ arange one_hot log1p floor round fmod remainder isinf isfinite
+copy_ bernoulli_ normal_ uniform_ random_ elu leaky_relu elu_backward leaky_relu_backward mse_loss mse_loss_backward
+hardtanh hardtanh_ arange one_hot log1p floor round fmod remainder isinf isfinite
 """.split()
 for _op in _POINTWISE:
     KERNELS.setdefault(f"aten::{_op}", ("pointwise",))
