@@ -129,7 +129,17 @@ def _captured(path: Path, function: str, made: Any, asked: Mapping[str, Any]) ->
         )
     from ridgeline.capture import capture
 
-    return capture(model, args, kwargs, mode=mode, optimizer=asked.get("optimizer", "adamw"))
+    try:
+        return capture(model, args, kwargs, mode=mode, optimizer=asked.get("optimizer", "adamw"))
+    except RidgelineError:
+        raise
+    except Exception as error:
+        if not any(frame.name == "_call_impl" for frame in traceback.extract_tb(error.__traceback__)):
+            raise  # not in the model: a mistake of ours
+        given = f"{len(args)} argument{'s' * (len(args) != 1)}" + "".join(f", {name}=" for name in kwargs)
+        remedy = "" if args or kwargs else f"; let {function}() return (model, args)"
+        blamed = _blamed(path, f"{type(model).__name__}, called with the {given} that {function}() returns,", error)
+        raise InputError(f"{blamed}{remedy}") from error
 
 
 def _unpacked(path: Path, function: str, made: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -237,3 +237,20 @@ def test_a_reader_that_stops_early_gets_no_traceback():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "{\n"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("function", "said"), [
+    ("bare", "Linear, called with the 0 arguments that bare() returns, failed at m.py: TypeError: … "
+             "; let bare() return (model, args)"),
+    ("raises", "Raises, called with the 1 argument that raises() returns, failed at m.py:5: KeyError: 'nothing'"),
+])  # fmt: skip
+def test_an_error_in_a_forward_is_one_line(ridgeline, tmp_path, monkeypatch, function, said):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.py").write_text(
+        "import torch\n\nclass Raises(torch.nn.Module):\n    def forward(self, x):\n        raise KeyError('nothing')\n"
+        "\ndef raises():\n    return Raises(), (torch.ones(2),)\n\ndef bare():\n    return torch.nn.Linear(2, 2)\n"
+    )
+    found = ridgeline("predict", f"m.py:{function}")
+    assert found.code == 2 and found.err.count("\n") == 1
+    assert all(part in found.err for part in said.split(" … ")), found.err
