@@ -79,7 +79,7 @@ class Part:
     final_s: float | None
     floor_s: float | None
     basis: str
-    cure: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +335,7 @@ def _part_lines(r: Receipt) -> list[str]:
     for part in r.parts:
         left_s = None if part.final_s is None or part.floor_s is None else max(0.0, part.final_s - part.floor_s)
         times = (part.eager_s, part.final_s, part.floor_s, left_s)
-        rows.append((part.name, *("" if s is None else show_seconds(s) for s in times), part.basis, part.cure))
+        rows.append((part.name, *("" if s is None else show_seconds(s) for s in times), part.basis, part.fix))
     widths = [max(len(row[i]) for row in rows) for i in range(6)]
     lines = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Time by part of the model: kernels find their module, those that span parts are divided, and gaps name their cure."""
+"""Time by part of the model: kernels find their module, those that span parts are divided, and gaps name their fix."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ridgeline.optimizer.search.time_by_part import (
     OUTSIDE,
     Partition,
     Spent,
-    cure,
+    fix_of,
     partition,
     parts_of,
     recorded,
@@ -126,21 +126,21 @@ def test_the_table_adds_up_to_the_calls_and_names_its_basis(track: Track) -> Non
     assert {"layers.*.mlp ×3", "head", "stem"} <= table.keys()
     assert sum(part.eager_s for part in found) == pytest.approx(walls_s[0], rel=1e-6)
     assert table["layers.*.mlp ×3"].basis == "measured" and table["layers.*.mlp ×3"].floor_s == pytest.approx(1e-6)
-    assert "products" in table["layers.*.mlp ×3"].cure
+    assert "products" in table["layers.*.mlp ×3"].fix
 
 
 def test_time_without_a_kernel_has_a_row_of_its_own(track: Track, monkeypatch: Any) -> None:
     eager, busy_s = Built(Candidate(name="eager"), track.model, Report()), 1e-3
     monkeypatch.setattr(parts, "recorded", lambda track, built: Spent((("head", "products", busy_s),)))
     idle = next(part for part in parts_of(track, eager, eager, (1.5 * busy_s, 1.5 * busy_s), None) if part.name == IDLE)
-    assert idle.floor_s == 0.0 and "graph" in idle.cure and idle.eager_s == pytest.approx(0.5 * busy_s)
+    assert idle.floor_s == 0.0 and "graph" in idle.fix and idle.eager_s == pytest.approx(0.5 * busy_s)
 
 
 def test_the_cure_is_that_of_the_kind_farthest_above_its_floor() -> None:
-    assert "error_budget" in cure({"products": 3.0, "pointwise": 1.0}, {"products": 1.0, "pointwise": 0.5}, 1.5)
-    assert "elementwise" in cure({"products": 1.1, "pointwise": 3.0}, {"products": 1.0, "pointwise": 0.5}, 1.5)
-    assert "attention kernel" in cure({"products": 3.0, "softmax and losses": 1.0}, {"attention": 0.5}, 0.5)
-    assert cure({"products": 1.05}, {"products": 1.0}, 1.0) == "" and cure({"products": 9.0}, {}, None) == ""
+    assert "error_budget" in fix_of({"products": 3.0, "pointwise": 1.0}, {"products": 1.0, "pointwise": 0.5}, 1.5)
+    assert "elementwise" in fix_of({"products": 1.1, "pointwise": 3.0}, {"products": 1.0, "pointwise": 0.5}, 1.5)
+    assert "attention kernel" in fix_of({"products": 3.0, "softmax and losses": 1.0}, {"attention": 0.5}, 0.5)
+    assert fix_of({"products": 1.05}, {"products": 1.0}, 1.0) == "" and fix_of({"products": 9.0}, {}, None) == ""
 
 
 def _receipt(**changed: Any) -> Receipt:
@@ -151,7 +151,7 @@ def _receipt(**changed: Any) -> Receipt:
         floor_s=1e-3, eager_bytes=None, final_bytes=None, memory_limit_bytes=None, budget_s=1.0, spent_s=1.0,
         verdict=None, entries=(stock,), steps=(),
         regions=(Region("attention", 1e-3, 1e-3, 2.5e-3, 8, 8, 8, "flash_fwd", "flash_fwd", "fmha_cutlassF"),),
-        parts=(Part(name="layers.* ×3", eager_s=2e-3, final_s=1.5e-3, floor_s=5e-4, basis="measured", cure="a cure"),),
+        parts=(Part(name="layers.* ×3", eager_s=2e-3, final_s=1.5e-3, floor_s=5e-4, basis="measured", fix="a fix"),),
     )  # fmt: skip
     return replace(made, **changed)
 
@@ -170,12 +170,12 @@ def test_equal_kernels_are_no_reason() -> None:
 
 
 def test_what_is_left_is_told_by_part() -> None:
-    assert any(line.startswith("layers.* ×3:") and line.endswith("a cure") for line in remaining(_receipt()))
+    assert any(line.startswith("layers.* ×3:") and line.endswith("a fix") for line in remaining(_receipt()))
 
 
 def test_the_table_is_in_the_text_the_json_and_the_page() -> None:
     receipt = _receipt()
-    assert "Time by part of the model" in str(receipt) and "a cure" in str(receipt)
+    assert "Time by part of the model" in str(receipt) and "a fix" in str(receipt)
     again = Receipt.from_dict(json.loads(receipt.to_json()))
     assert again.parts == receipt.parts and again.regions == receipt.regions
     assert '"basis":"measured"' in render_receipt(receipt.to_dict()).replace(" ", "")

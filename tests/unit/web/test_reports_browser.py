@@ -58,7 +58,7 @@ def _receipt(path: Path) -> None:
                for name, status, why, seconds in (
                    ("eager", "slower", "", 0.05), ("torch.compile in CUDA graphs", "slower", "a tenth slower", 0.02),
                    ("whole step in one CUDA graph", "winner", "", 0.018))]  # fmt: skip
-    part = {"floor_s": 0.004, "basis": "measured", "cure": "products in fp8"}
+    part = {"floor_s": 0.004, "basis": "measured", "fix": "products in fp8"}
     write_receipt({
         "model": "transformers.models.modernbert.ModernBertForMaskedLM", "device": "NVIDIA H200", "mode": "train",
         "inputs": "int64[8, 2048]", "environment": {"torch": "2.13.0"}, "winner": entries[-1]["name"], "cached": True,

@@ -131,11 +131,11 @@ def remaining(receipt: Receipt) -> Iterator[str]:
 def _parts(receipt: Receipt) -> Iterator[str]:
     """The parts of the model farthest above their floors, and what would close the gap."""
     known = [(part.final_s - part.floor_s, part) for part in receipt.parts
-             if part.final_s is not None and part.floor_s is not None and part.cure]  # fmt: skip
+             if part.final_s is not None and part.floor_s is not None and part.fix]  # fmt: skip
     for gap_s, part in sorted(known, key=lambda pair: -pair[0])[:3]:
         if gap_s > 0.02 * receipt.final_s:
             floor_s = part.floor_s or 0.0
-            yield f"{part.name}: {show_seconds(gap_s)} above its floor of {show_seconds(floor_s)}; {part.cure}"
+            yield f"{part.name}: {show_seconds(gap_s)} above its floor of {show_seconds(floor_s)}; {part.fix}"
 
 
 def _ops(receipt: Receipt) -> Iterator[str]:

@@ -248,12 +248,12 @@ def _rows(parts: Partition, before: Times, after: Times, light: Times | None, su
         basis = "" if final_s is None else "measured" if sure.get(part, 0.0) >= 0.9 * final_s else "shared out"
         worth = final_s is not None and final_s - (floor_s or 0.0) >= least_s
         rows.append(Part(name=parts.shown(part), eager_s=totals.get(part, 0.0), final_s=final_s, floor_s=floor_s,
-                         basis=basis, cure=cure(by_kind, its_light, floor_s) if worth else ""))  # fmt: skip
+                         basis=basis, fix=fix_of(by_kind, its_light, floor_s) if worth else ""))  # fmt: skip
     if smaller := order[16:]:
         sums = [sum(each.get(name, 0.0) for name in smaller) for each in (totals, ends, floors)]
         rows.append(Part(name=f"{len(smaller)} smaller parts", eager_s=sums[0], final_s=sums[1] if after else None,
                          floor_s=None if light is None else sums[2], basis="measured" if after else "",
-                         cure=""))  # fmt: skip
+                         fix=""))  # fmt: skip
     return rows
 
 
@@ -282,7 +282,7 @@ def _idle(walls_s: tuple[float, float], eager_busy_s: float, final_busy_s: float
     word = "fewer and larger kernels: each starts and ends with idle units" if graphed else (
         "one recorded graph, or fewer and larger kernels: the host cannot launch them faster")  # fmt: skip
     return Part(name=IDLE, eager_s=before, final_s=after, floor_s=0.0, basis="measured",
-                cure=word if after > 0.02 * walls_s[1] else "")  # fmt: skip
+                fix=word if after > 0.02 * walls_s[1] else "")  # fmt: skip
 
 
 FIXES = {
@@ -297,7 +297,7 @@ FIXES = {
 }
 
 
-def cure(spent: Mapping[str, float], light: Mapping[str, float], floor_s: float | None) -> str:
+def fix_of(spent: Mapping[str, float], light: Mapping[str, float], floor_s: float | None) -> str:
     """How to reduce the time of a part, by the kind of kernel that is farthest above its own floor."""
     total_s = sum(spent.values())
     if floor_s is None or not spent or total_s <= 1.1 * floor_s:

@@ -106,7 +106,7 @@ function parts() {
     if (p.floor_s) bars.append(el("i", { class: "mark", style: `left:${share(Math.min(p.floor_s, longest))}` }));
     const left = known(p.final_s) && known(p.floor_s) ? Math.max(0, p.final_s - p.floor_s) : null;
     const cells = [p.eager_s, p.final_s, p.floor_s, left].map((s) => el("td", { class: "num" }, seconds(s)));
-    $("parts").append(el("tr", {}, el("td", {}, p.name), el("td", {}, bars), ...cells, el("td", { class: "dim" }, p.basis), el("td", { class: "why" }, p.cure)));
+    $("parts").append(el("tr", {}, el("td", {}, p.name), el("td", {}, bars), ...cells, el("td", { class: "dim" }, p.basis), el("td", { class: "why" }, p.fix)));
   }
 }
 function regions() {
