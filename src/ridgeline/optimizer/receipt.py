@@ -83,7 +83,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Narrow:
+class QuantizedLayer:
     """A quantized layer: its error at the layer, the estimated error at the outputs, and the gain."""
 
     name: str
@@ -132,7 +132,7 @@ class Receipt:
     regions: tuple[Region, ...] = ()
     parts: tuple[Part, ...] = ()
     error_budget: float | None = None
-    narrowed: tuple[Narrow, ...] = ()
+    narrowed: tuple[QuantizedLayer, ...] = ()
     forecast: Mapping[str, Any] | None = None
     explanations: tuple[str, ...] = ()
     remaining: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ class Receipt:
         made["steps"] = tuple(Step(**step) for step in found["steps"])
         made["regions"] = tuple(Region(**region) for region in found["regions"])
         made["parts"] = tuple(Part(**part) for part in found.get("parts", ()))
-        made["narrowed"] = tuple(Narrow(**layer) for layer in found.get("narrowed", ()))
+        made["narrowed"] = tuple(QuantizedLayer(**layer) for layer in found.get("narrowed", ()))
         for name in ("changes", "explanations", "remaining", "notes"):
             made[name] = tuple(found[name])
         made["asked"] = tuple(found.get("asked", ()))
@@ -226,7 +226,7 @@ def text_of(receipt: Receipt) -> list[str]:
         *_way(receipt),
         "",
         *_table(receipt),
-        *_section("Computed in fewer bits", _narrow_lines(receipt)),
+        *_section("Computed in fewer bits", _quantized_lines(receipt)),
         *_section("Time by part of the model", _part_lines(receipt)),
         *_section("Device time by kind of kernel, eager → result", _region_lines(receipt)),
         *_section("Why torch.compile is where it is", receipt.explanations),
@@ -304,11 +304,11 @@ def _row(e: Entry) -> tuple[str, ...]:
     )
 
 
-def _narrow_lines(r: Receipt) -> list[str]:
+def _quantized_lines(r: Receipt) -> list[str]:
     """Layers of one kind and format in one line, their numbers as stars."""
     if not r.narrowed:
         return []
-    kinds: dict[tuple[str, str], list[Narrow]] = {}
+    kinds: dict[tuple[str, str], list[QuantizedLayer]] = {}
     for layer in r.narrowed:
         kinds.setdefault((starred(layer.name), layer.format), []).append(layer)
     rows = [("layers", "format", "number", "error at the layer", "at the outputs", "gain")]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.optimizer.precision.sensitivity import Choice, Gains, Layer, choose, measured, own_error, total_error
-from ridgeline.optimizer.receipt import Narrow
+from ridgeline.optimizer.receipt import QuantizedLayer
 from ridgeline.optimizer.search.judge import Prover
 
 FIRST_FRAC = 0.8
@@ -54,9 +54,9 @@ class Study:
         # More than all of the estimate's room is right where errors turned out smaller than estimated.
         return None if self.chosen(found) == dict(chosen) else found
 
-    def rows(self, chosen: Mapping[str, Choice]) -> tuple[Narrow, ...]:
+    def rows(self, chosen: Mapping[str, Choice]) -> tuple[QuantizedLayer, ...]:
         """The rows of the receipt."""
-        return tuple(Narrow(
+        return tuple(QuantizedLayer(
             name=layer.name, format=choice.format, local_frac=choice.local_frac, error_frac=choice.error_frac,
             gain_s=choice.gain_s, basis="measured alone" if layer.alone else "as the nearest of its kind",
         ) for layer in self.layers if (choice := chosen.get(layer.name)) is not None)  # fmt: skip

@@ -133,8 +133,8 @@ class Budget:
         proving_s = 0.0 if self.search._prover else 2 * REFERENCE_TIMES * min(self.search.eager_s, 0.1)
         tracking_s = TRACK_TIMES * STEPS * self.search.eager_s if self.search.problem.mode == "train" else 0.0
         kept_s = min(proving_s, 0.2 * budget_s) + min(tracking_s, TRACK_FRAC * budget_s)
-        narrow_s = 0.35 * budget_s if self.search.problem.error_budget and not self.search.narrowing else 0.0
-        return LAST_RACE_FRAC * budget_s + 20 * self.search.eager_s + kept_s + narrow_s
+        quantize_s = 0.35 * budget_s if self.search.problem.error_budget and not self.search.quantizing else 0.0
+        return LAST_RACE_FRAC * budget_s + 20 * self.search.eager_s + kept_s + quantize_s
 
     def least_s(self) -> float:
         """Seconds of the last race and the shortest training comparison, which every result needs."""

@@ -185,14 +185,14 @@ class LastRace:
             barred = search.barred(built) if against.ahead else ""
             if built is search.eager and not against.ahead and self.hardly_gains(timed):
                 why = f"in {race} no faster beyond noise than eager ({1 / against.speedup:.3f}×)"
-                self.hand_over(before, built, why + _tried(tried[before]))
+                self.replace_winner(before, built, why + _tried(tried[before]))
                 return
             if barred:
                 said = f"{built.candidate.name} was {_ahead_by(against)} in {race} and is not returned"
                 search.notes.append(f"{said}: {barred}")
             elif against.ahead:
                 why = f"in {race} {built.candidate.name} was {_ahead_by(against)}"
-                self.hand_over(before, built, why + _tried(tried[before]))
+                self.replace_winner(before, built, why + _tried(tried[before]))
                 return
 
     def is_same_code(self, rival: Built, against: Comparison) -> bool:
@@ -209,7 +209,7 @@ class LastRace:
         # Least gain of a winner over eager in the last race.
         return max(gain.speedup, gain.undisturbed) < 1.0 + 0.01
 
-    def hand_over(self, before: str, built: Built, why: str) -> None:
+    def replace_winner(self, before: str, built: Built, why: str) -> None:
         search = self.search
         search.entries[before] = replace(search.entries[before], status=BEATEN, reason=why)
         search.best = built

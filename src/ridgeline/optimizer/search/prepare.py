@@ -73,14 +73,14 @@ def prepare(search: Search) -> None:
 def draws_random(search: Search, before: RandomState) -> bool:
     """Whether a call draws random numbers."""
     before.restore()
-    listen(search)
+    note_queries(search)
     moved = before.moved()  # before restoring the model, whose state includes generators
     search.track.restore()
     before.restore()
     return moved
 
 
-def listen(search: Search) -> None:
+def note_queries(search: Search) -> None:
     """Make one call, and note what the model's code queries besides tensor values."""
     model, ready = search.problem.model, search.problem.inputs.copied()
     with asking(ready.tensors(), chain(model.parameters(), model.buffers())) as asked:

@@ -84,7 +84,7 @@ class Search:
         self.forecast: Forecast | None = None
         self.eager_s = 0.0
         self.study: Study | None = None
-        self.narrowing = False
+        self.quantizing = False
         self.choices: dict[tuple[tuple[str, str], ...], dict[str, Choice]] = {}
 
     def run(self) -> Outcome:
@@ -106,7 +106,7 @@ class Search:
             stages = Stages(facts_of(self))
             for proposal in stages.proposals(self):
                 self._evaluate(proposal, stages)
-            self._narrow(stages)
+            self._quantize(stages)
             self.skipped = stages.skipped
             return self._finish()
         finally:
@@ -127,12 +127,12 @@ class Search:
                                   num_draws=max(LEAST_DRAWS, min(MOST_DRAWS, affordable)))  # fmt: skip
         return self._prover
 
-    def _narrow(self, stages: Stages) -> None:
+    def _quantize(self, stages: Stages) -> None:
         """Quantize layers within the error budget, if one was given."""
         budget = self.problem.error_budget
         if budget is None:
             return
-        self.narrowing = True
+        self.quantizing = True
         self.problem.say("measuring what fewer bits would cost")
         try:
             self.study = study(self.prover, budget, self.problem.budget_s)
@@ -146,9 +146,9 @@ class Search:
             return
         frac: float | None = FIRST_FRAC
         for turn in range(MOST_TRIES):
-            frac = self._narrowed(stages, turn, frac) if frac is not None else None
+            frac = self._try_formats(stages, turn, frac) if frac is not None else None
 
-    def _narrowed(self, stages: Stages, turn: int, frac: float) -> float | None:
+    def _try_formats(self, stages: Stages, turn: int, frac: float) -> float | None:
         """Evaluate one choice of formats; returns the share of the error budget to try next, if any."""
         assert self.study is not None
         chosen = self.study.chosen(frac)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ridgeline.bench.environment import environment
 from ridgeline.engine.example_inputs import Inputs
 from ridgeline.optimizer.receipt import (
-    Narrow,
     Part,
+    QuantizedLayer,
     Receipt,
     Step,
 )
@@ -55,7 +55,7 @@ def parts(search: Search, eager: Timed, best: Timed) -> tuple[Part, ...]:
         search.track.restore()
 
 
-def narrow_rows(search: Search) -> tuple[Narrow, ...]:
+def quantized_rows(search: Search) -> tuple[QuantizedLayer, ...]:
     chosen = search.choices.get(search.best.candidate.narrow, {})
     if search.study is None or not chosen:
         return ()
@@ -92,7 +92,7 @@ def receipt_of(
         entries=tuple(search.entries.values()), stages_left_out=tuple(search.skipped),
         steps=(Step("eager", eager.median_s), *between, *last),
         forecast=search.forecast.to_dict() if search.forecast else None, asked=search.asked,
-        error_budget=problem.error_budget, narrowed=narrow_rows(search),
+        error_budget=problem.error_budget, narrowed=quantized_rows(search),
         searched_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         notes=(*search.notes, *(search._prover.notes if search._prover else ())),
     )  # fmt: skip
