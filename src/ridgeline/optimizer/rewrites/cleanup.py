@@ -50,7 +50,7 @@ _FREE = Worth(eager=1.02, compiled=1.0001, basis="a call less on the host, 7-14 
 
 @rewrite(
     "in-place",
-    summary="what writes into a tensor that nobody else reads afterwards returns a new one instead",
+    summary="in-place ops on tensors without other readers become out-of-place",
     modes=(INFERENCE,),
     worth=Worth(eager=1.0001, compiled=1.0001, basis="lets other rewrites see through; compilers do it anyway"),
     exact="bits",
@@ -114,7 +114,7 @@ def _is_unobserved(ctx: GraphContext, node: fx.Node, written: Any) -> bool:
 
 
 @rewrite(
-    "identity", summary="drops dropout that is off, casts and copies that change nothing", worth=_FREE, exact="bits"
+    "identity", summary="drops disabled dropout, and casts and copies without effect", worth=_FREE, exact="bits"
 )
 def identity(ctx: GraphContext) -> list[Match]:
     found = []

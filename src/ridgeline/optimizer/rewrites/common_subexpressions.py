@@ -39,7 +39,7 @@ _PLAIN = (int, float, bool, str, type(None), type(Ellipsis), torch.dtype, torch.
 
 @rewrite(
     "once",
-    summary="what several layers compute from the same tensors is computed once",
+    summary="common subexpressions of several layers are computed once",
     modes=(INFERENCE,),
     worth=Worth(eager=1.01, compiled=1.01, basis="T5 with padding: 13 % of its bytes are one sum, made in every layer"),
     exact="bits",

@@ -83,7 +83,7 @@ def _leaves_last_dim(index: Any, num: int) -> bool:
 
 @rewrite(
     "linear-cross-entropy",
-    summary="the last linear layer and its cross-entropy become one: the logits never exist all at once",
+    summary="the last linear layer and its cross-entropy become one, in chunks: the logits are never in memory as a whole",
     modes=(TRAINING,),
     worth=Worth(eager=1.3, compiled=1.2, basis=_RACED + "; logits and their gradient leave memory"),
     needs_kernels=True,
@@ -144,7 +144,7 @@ def _taken(x: Tensor, index: Any) -> Tensor:
 
 @rewrite(
     "cross-entropy",
-    summary="cross-entropy becomes our kernel, on the logits as they are instead of a wide copy",
+    summary="cross-entropy becomes our kernel, on 16-bit logits without a float32 copy",
     worth={
         INFERENCE: Worth(eager=2.5, compiled=1.1, basis=_RACED),
         TRAINING: Worth(eager=2.6, compiled=1.3, basis=_RACED),

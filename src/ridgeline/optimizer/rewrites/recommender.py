@@ -43,7 +43,7 @@ def joined_bags(
 
 @rewrite(
     "bags",
-    summary="embedding bags of tables with the same width become one launch over tables laid side by side",
+    summary="embedding bags of tables with the same width become one launch over concatenated tables",
     modes=(INFERENCE,),
     worth=Worth(eager=4.0, compiled=4.0, basis=f"4.0-8.5 times PyTorch's, {_NOTE}"),
     exact="reordered",
@@ -178,7 +178,7 @@ def bag(ctx: GraphContext) -> list[Match]:
 
 @rewrite(
     "interaction",
-    summary="products of all pairs of features, picked from a square of which half is thrown away, become one kernel",
+    summary="dot products of all pairs of features, picked from a square matrix, become one kernel",
     worth=Worth(eager=4.0, compiled=3.0, basis=f"4.3 times PyTorch's forward and 25 times backward, {_NOTE}"),
     exact="reordered",
     needs_kernels=True,

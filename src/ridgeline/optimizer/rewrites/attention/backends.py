@@ -347,7 +347,7 @@ def key_mask(batch: int, *factors: Tensor) -> Tensor:
 
 @rewrite(
     "attention-cudnn",
-    summary="scaled dot-product attention asks cuDNN before FlashAttention-2",
+    summary="scaled dot-product attention prefers cuDNN to FlashAttention-2",
     worth=Worth(eager=1.0, compiled=1.0, basis="PyTorch 2.11 asks cuDNN first on Hopper anyway; for others"),
     needs_kernels=True,
 )

@@ -48,7 +48,7 @@ def angles(table: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 @rewrite(
     "complex-rotary",
-    summary="rotary embedding by complex numbers is computed in real ones, by our kernel where nothing else is fused",
+    summary="rotary embedding in complex numbers is computed in real ones, by our kernel without a compiler",
     worth=Worth(eager=2.0, compiled=1.5, basis="five passes over complex copies, which no compiler fuses, become one"),
     needs_kernels=True,
 )

@@ -90,7 +90,7 @@ def spelled_attention(ctx: GraphContext) -> list[Match]:
 
 @rewrite(
     "attention-special",
-    summary="attention written out with capped scores or with sinks becomes our kernel",
+    summary="attention as separate ops with capped scores or with sinks becomes our kernel",
     worth=Worth(eager=2.0, compiled=1.5, basis="no scores in memory; PyTorch's function has neither"),
     needs_kernels=True,
 )

@@ -19,7 +19,7 @@ ALIGNED = 8
 
 @rewrite(
     "attention-layout",
-    summary="queries, keys and values are read where they lie, and a scaling of queries becomes attention's own",
+    summary="strided queries, keys and values are read without copies, and their scaling becomes attention's scale",
     modes=(INFERENCE,),
     worth=Worth(eager=1.2, compiled=1.1, basis="three copies a layer less, and the one behind it (Whisper)"),
 )

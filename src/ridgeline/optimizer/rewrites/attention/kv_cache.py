@@ -32,7 +32,7 @@ def position_view(length: Tensor) -> Tensor:
 
 @rewrite(
     "cache-append",
-    summary="the writes of new keys and values into a cache become one; places are read in place and counted together",
+    summary="the writes of new keys and values into a cache become one; positions are read in place",
     modes=(INFERENCE,),
     worth=Worth(eager=1.1, compiled=0.99, basis="four launches of five less a layer; compilers fuse what is left"),
     exact="bits",

@@ -29,7 +29,7 @@ _WEIGHTS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 @rewrite(
     "multi-head",
-    summary="attention modules whose weights nobody reads become projections and one call of attention",
+    summary="attention modules whose weights are unused become projections and one call of attention",
     modes=(INFERENCE,),
     worth=Worth(eager=1.3, compiled=1.3, basis="no weight a pair of positions written and read: two passes saved"),
     exact="reordered",
@@ -167,7 +167,7 @@ _LAYER_NAMES = (
 
 @rewrite(
     "encoder-layer",
-    summary="PyTorch's encoder layer in evaluation becomes norms, projections, attention and two products",
+    summary="PyTorch's encoder layer in evaluation becomes norms, projections, attention and two GEMMs",
     modes=(INFERENCE,),
     worth=Worth(eager=1.1, compiled=1.3, basis="what follows products and norms is fused, which it is not in one call"),
     exact="reordered",

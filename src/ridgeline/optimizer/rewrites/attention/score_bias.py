@@ -12,7 +12,7 @@ from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 
 @rewrite(
     "attention-bias",
-    summary="a bias that lies across its rows is laid along them once, so that fused attention takes it",
+    summary="a transposed attention bias is made contiguous once, so that fused attention takes it",
     worth=Worth(eager=2.0, compiled=1.5, basis="T5-large: 17 of 33 ms are unfused attention in float32 for this alone"),
     exact="rounding",
 )

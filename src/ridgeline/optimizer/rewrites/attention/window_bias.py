@@ -72,7 +72,7 @@ def total_bias(heads: int, rows: int, keys: int, dtype: torch.dtype, *terms: Ten
 
 @rewrite(
     "window-attention",
-    summary="attention of few rows with a bias on its scores, shifted windows too, becomes one kernel, where faster",
+    summary="attention of few rows with a bias, shifted windows included, becomes one kernel, where faster",
     modes=(INFERENCE,),
     worth=Worth(eager=2.0, compiled=1.5, basis="scores are read and written five times in Swin; raced when first run"),
     needs_kernels=True,

@@ -202,7 +202,7 @@ class Chain:
 
 @rewrite(
     "pointwise",
-    summary="pointwise convolutions with batch norm, sum and activation become one product, where it beats the library",
+    summary="pointwise convolutions with batch norm, sum and activation become one GEMM, where it beats cuDNN",
     modes=(INFERENCE,),
     worth=Worth(eager=1.5, compiled=1.2, basis="ResNet-50 5.4 → 4.4 ms with its stem, H200; raced when first run"),
     needs_kernels=True,
@@ -213,7 +213,7 @@ def pointwise(ctx: GraphContext) -> list[Match]:
 
 @rewrite(
     "depthwise",
-    summary="convolutions that keep channels apart, with batch norm and activation, where our kernel beats cuDNN's",
+    summary="depthwise convolutions with batch norm and activation become our kernel, where it beats cuDNN's",
     modes=(INFERENCE,),
     worth=Worth(eager=1.5, compiled=1.3, basis="cuDNN's take 2.65 of ConvNeXt-B's 8.8 ms, H200; raced when first run"),
     needs_kernels=True,
@@ -225,7 +225,7 @@ def depthwise(ctx: GraphContext) -> list[Match]:
 
 @rewrite(
     "grouped",
-    summary="convolutions in groups, with batch norm and activation, where our kernel beats cuDNN's",
+    summary="grouped convolutions with batch norm and activation become our kernel, where it beats cuDNN's",
     modes=(INFERENCE,),
     worth=Worth(eager=2.0, compiled=1.5, basis="cuDNN's takes 57 µs where 3 MB are moved, H200; raced when first run"),
     needs_kernels=True,
@@ -237,7 +237,7 @@ def grouped(ctx: GraphContext) -> list[Match]:
 
 @rewrite(
     "convolution-end",
-    summary="batch norm, sum and activation behind a convolution become one pass",
+    summary="batch norm, sum and activation after a convolution become one kernel",
     modes=(INFERENCE,),
     worth=Worth(eager=1.3, compiled=0.98, basis="one pass instead of three; compilers fuse them too"),
     needs_kernels=True,
@@ -367,7 +367,7 @@ def _activation(read: Call) -> str | None:
 
 rewrite(
     "stem",
-    summary="a first convolution that halves images of three channels works on squares of four pixels, where faster",
+    summary="a stride-two convolution of three channels runs on squares of four pixels, where faster",
     modes=(INFERENCE,),
     worth=Worth(eager=1.5, compiled=1.5, basis="ResNet-50's 0.96 → 0.38 ms, EfficientNet's 0.15 → 0.12, H200; raced"),
     needs_kernels=True,

@@ -259,7 +259,7 @@ def _(
 
 @rewrite(
     "convolution-chain",
-    summary="float32 convolutions and what follows element by element become one kernel, where it beats cuDNN's",
+    summary="float32 convolutions and elementwise ops after them become one kernel, where it beats cuDNN's",
     modes=(INFERENCE,),
     worth=Worth(eager=1.5, compiled=1.3, basis="copies between layouts and a pass less; the faster is taken by a race"),
     needs_kernels=True,

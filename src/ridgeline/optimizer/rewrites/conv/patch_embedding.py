@@ -13,7 +13,7 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, Match, Worth, rewri
 
 @rewrite(
     "patches",
-    summary="a convolution that cuts an image of few channels into patches becomes one product",
+    summary="a convolution with adjacent windows over few channels becomes one GEMM",
     modes=(INFERENCE,),
     worth=Worth(eager=5.0, compiled=5.0, basis="cuDNN pads three channels to eight: ViT-L's patches take 0.46 ms"),
     exact="reordered",

@@ -65,7 +65,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups: int,
 
 @rewrite(
     "sequence-convolution",
-    summary="a convolution along a sequence with many taps, in groups, becomes our kernel, where it beats cuDNN's",
+    summary="grouped convolutions along sequences with many taps become our kernel, where it beats cuDNN's",
     modes=(INFERENCE,),
     worth=Worth(eager=2.0, compiled=2.0, basis="wav2vec2's positions: one kernel a group, 2.2 of 7.8 ms, H200; raced"),
     needs_kernels=True,
@@ -137,7 +137,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int,
 
 @rewrite(
     "sequence-last",
-    summary="convolutions along sequences leave channels last for those that follow, where that is faster",
+    summary="convolutions along sequences run channels last, where that is faster",
     modes=(INFERENCE,),
     worth=Worth(eager=1.3, compiled=1.2, basis="wav2vec2: 0.7 of 7.8 ms turn sequences over for cuDNN and back, H200"),
     needs_kernels=True,
@@ -296,7 +296,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int,
 
 @rewrite(
     "sequence-apart",
-    summary="a convolution along a sequence that keeps channels apart becomes our kernel, where it beats the library's",
+    summary="depthwise convolutions along sequences become our kernel, where it beats the library's",
     modes=(INFERENCE,),
     worth=Worth(eager=2.0, compiled=1.3, basis="a Conformer's: 0.97 of 5.2 ms where memory takes 0.08, H200; raced"),
     needs_kernels=True,
@@ -341,7 +341,7 @@ def weight_normed(v: Tensor, g: Tensor, dim: int) -> Tensor:
 
 @rewrite(
     "weight-norm",
-    summary="a weight's norm along its last dim is taken by sums that read along memory",
+    summary="weight norm along the last dim is computed by contiguous sums",
     modes=(INFERENCE,),
     worth=Worth(eager=1.5, compiled=0.99, basis="wav2vec2: 0.59 ms for 17 MB, H200; compilers take it apart too"),
     exact="reordered",

@@ -55,7 +55,7 @@ def _(x: Tensor, h: int, w: int, corners: bool, scale_y: float, scale_x: float) 
 
 @rewrite(
     "resizes",
-    summary="images resized by lines between pixels become our kernel, where that is faster",
+    summary="bilinear resizing becomes our kernel, where that is faster",
     modes=(INFERENCE,),
     worth=Worth(
         eager=2.0,

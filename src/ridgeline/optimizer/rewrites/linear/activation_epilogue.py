@@ -74,7 +74,7 @@ def _(bias: Tensor, x: Tensor, weight: Tensor, kind: str) -> Tensor:
 
 @rewrite(
     "linear-activation",
-    summary="ReLU or GELU behind a product with a bias is computed in the product's last step, where that is faster",
+    summary="ReLU or GELU after a GEMM with a bias becomes its epilogue, where that is faster",
     modes=(INFERENCE,),
     worth=Worth(eager=1.1, compiled=1.05, basis="a pass over the activations less; raced when first run"),
 )
@@ -149,7 +149,7 @@ def _product(ctx: GraphContext, node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Nod
 
 @rewrite(
     "gelu",
-    summary="GELU between products becomes our kernel, which computes no longer than memory takes",
+    summary="GELU between GEMMs becomes our kernel, which is bound by memory",
     modes=(INFERENCE, TRAINING),
     worth=Worth(eager=1.4, compiled=1.4, basis="PyTorch's and Inductor's take 74 and 71 µs for 206 MB: erf"),
     needs_kernels=True,

@@ -46,7 +46,7 @@ def _(matrix: Tensor, vector: Tensor) -> Tensor:
 
 @rewrite(
     "vectors",
-    summary="a large matrix times one vector becomes our kernel for products of a few rows, where that is faster",
+    summary="a large matrix-vector product becomes our kernel for GEMMs of few rows, where that is faster",
     modes=(INFERENCE,),
     worth=Worth(eager=1.1, compiled=1.1, basis="read at the rate of decoding's products; the faster by a race"),
     exact="reordered",

@@ -19,7 +19,7 @@ from ridgeline.optimizer.rewrites.registry import INFERENCE, TRAINING, Match, Wo
 
 @rewrite(
     "horizontal",
-    summary="linear layers that read the same input become one product over weights laid side by side",
+    summary="linear layers that read the same input become one GEMM over concatenated weights",
     modes=(INFERENCE,),
     worth=Worth(
         eager=1.05,
@@ -41,7 +41,7 @@ def horizontal(ctx: GraphContext) -> list[Match]:
 
 @rewrite(
     "side-by-side",
-    summary="linear layers that read the same input become one product over a copy of their weights, in training",
+    summary="linear layers that read the same input become one GEMM over a copy of their weights, in training",
     modes=(TRAINING,),
     worth=Worth(
         eager=1.0,

@@ -42,7 +42,7 @@ def narrow_product(
 
 @rewrite(
     "narrow",
-    summary="linear layers of a stated list are computed in fewer bits (only within an error_budget)",
+    summary="linear layers of a given list are quantized (only within an error_budget)",
     modes=(INFERENCE,),
     worth=Worth(eager=1.0, compiled=1.0, basis="never recommended: it changes results, and is asked for by name"),
     exact="reordered",

@@ -14,7 +14,7 @@ from ridgeline.optimizer.rewrites.registry import Match, Worth, rewrite
 
 @rewrite(
     "numbers",
-    summary="products and sums with several numbers become one",
+    summary="consecutive multiplications and additions of scalars become one",
     worth=Worth(eager=1.5, compiled=1.0001, basis="a kernel less each; compilers fuse them"),
 )
 def numbers(ctx: GraphContext) -> list[Match]:

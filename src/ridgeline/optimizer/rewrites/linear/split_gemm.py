@@ -118,7 +118,7 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 @rewrite(
     "halves",
-    summary="large float32 products run on the tensor cores, as accurate as float32, where they beat the library's",
+    summary="large float32 GEMMs run as split GEMMs on the tensor cores at float32's accuracy, where faster",
     modes=(INFERENCE,),
     worth=Worth(eager=1.5, compiled=1.5, basis="three products at half precision's peak against one at float32's"),
     exact="reordered",
@@ -192,7 +192,7 @@ def _pays(factors: tuple[Tensor, Tensor]) -> bool:
 
 @rewrite(
     "wide-attention",
-    summary="float32 attention with heads too wide for fused kernels becomes two products on the tensor cores",
+    summary="float32 attention with heads too wide for fused kernels becomes two split GEMMs on the tensor cores",
     modes=(INFERENCE,),
     worth=Worth(eager=1.8, compiled=1.8, basis="as for large float32 products, which it consists of"),
     exact="reordered",
@@ -277,7 +277,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, turned: bool)
 
 @rewrite(
     "float32-attention",
-    summary="float32 attention runs on the tensor cores, as accurate as float32, where that beats PyTorch's kernels",
+    summary="float32 attention runs on the tensor cores at float32's accuracy, where that beats PyTorch's kernels",
     modes=(INFERENCE,),
     worth=Worth(eager=1.5, compiled=1.5, basis="PyTorch's float32 attention reaches 18 TFLOP/s on an H200"),
     exact="reordered",

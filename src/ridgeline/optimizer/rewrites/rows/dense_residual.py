@@ -14,7 +14,7 @@ _TURNED = ("transpose", "permute", "mT")
 
 @rewrite(
     "dense-rows",
-    summary="a transposed image that begins a stream of rows is laid along them once",
+    summary="a residual stream that starts as a transposed image is made contiguous once",
     modes=(INFERENCE,),
     worth=Worth(eager=1.3, compiled=1.2, basis="two sums a layer that read and write across rows, in every layer"),
     exact="bits",

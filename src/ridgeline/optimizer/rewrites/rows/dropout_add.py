@@ -14,7 +14,7 @@ from ridgeline.optimizer.rewrites.registry import TRAINING, Match, Worth, rewrit
 
 @rewrite(
     "dropout-add",
-    summary="dropout and the residual sum behind it become one kernel without a stored mask; other random numbers",
+    summary="dropout and the residual sum after it become one kernel without a stored mask; other random numbers",
     modes=(TRAINING,),
     worth=Worth(eager=1.5, compiled=1.0, basis="three passes and a mask become one; compilers fuse them as well"),
     exact="rounding",

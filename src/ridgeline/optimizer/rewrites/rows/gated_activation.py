@@ -22,7 +22,7 @@ _CLOSE = 1e-4
 
 @rewrite(
     "activation",
-    summary="SiLU, GELU and squared ReLU written out become one call",
+    summary="SiLU, GELU and squared ReLU as separate ops become one call",
     worth=Worth(eager=3.0, compiled=1.0001, basis="three to eight passes over memory become one; compilers fuse them"),
 )
 def activation(ctx: GraphContext) -> list[Match]:

@@ -129,7 +129,7 @@ class Sum:
 
 @rewrite(
     "index-sums",
-    summary="rows added up by an index are sorted once and summed like bags, where that is faster",
+    summary="sums of rows by index are sorted once and computed as embedding bags, where that is faster",
     modes=(INFERENCE,),
     worth=Worth(eager=2.0, compiled=1.5, basis="by bytes; raced with the library's when a shape is first run"),
     exact="reordered",

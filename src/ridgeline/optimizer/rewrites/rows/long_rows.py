@@ -75,7 +75,7 @@ Args = tuple[fx.Node, str, int, Any, Any, int, float]
 
 @rewrite(
     "long-rows",
-    summary="norms, softmax and unit lengths of very long rows become our kernel, which reads them once",
+    summary="norms, softmax and normalization of very long rows become our kernel, which reads them once",
     modes=(INFERENCE,),
     worth=Worth(eager=1.4, compiled=1.3, basis="two passes over memory instead of three; the faster by a race"),
     exact="reordered",

@@ -44,7 +44,7 @@ class Normed:
 
 @rewrite(
     "norm-casts",
-    summary="a norm of a tensor widened for it and rounded behind it reads and writes what there was before",
+    summary="a norm between a widening and a rounding cast runs on the original dtype",
     worth=Worth(eager=1.5, compiled=1.0001, basis="four passes over memory less; norms sum in float32 by themselves"),
     modes=(INFERENCE,),
     exact="rounding",
@@ -86,7 +86,7 @@ def _narrowed(ctx: GraphContext, read: Call) -> Match | None:
     return ctx.match(new, f"{read.op} of {ctx.shape(leaves[0])} without its casts")
 
 
-@rewrite("norm", summary="RMSNorm and LayerNorm written out become one kernel", worth=_NORM_WORTH, needs_kernels=True)
+@rewrite("norm", summary="RMSNorm and LayerNorm as separate ops become one kernel", worth=_NORM_WORTH, needs_kernels=True)
 def spelled_norm(ctx: GraphContext) -> list[Match]:
     found = []
     for node in ctx.nodes:
@@ -356,7 +356,7 @@ def _number(value: Any) -> float | None:
 
 @rewrite(
     "norm-residual",
-    summary="a sum and the norm behind it become one kernel that returns both",
+    summary="a residual sum and the norm after it become one kernel",
     worth={
         INFERENCE: Worth(eager=1.4, compiled=0.97, basis="two passes over memory less; compilers fuse it too"),
         TRAINING: Worth(eager=1.6, compiled=1.2, basis=_RACED),

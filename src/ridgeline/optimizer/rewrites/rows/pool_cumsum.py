@@ -69,7 +69,7 @@ def _(x: Tensor, keep: Tensor | None, dim: int, product: bool, reverse: bool, ex
 
 @rewrite(
     "pool",
-    summary="pooling whose places nobody asks for becomes our kernel, where that is faster",
+    summary="pooling without indices becomes our kernel, where that is faster",
     modes=(INFERENCE,),
     worth=Worth(eager=1.2, compiled=0.99, basis="no places written; the faster is taken by a race"),
     exact="reordered",
@@ -110,7 +110,7 @@ def _pool_args(ctx: GraphContext, read: Call) -> tuple[Any, ...] | None:
 
 @rewrite(
     "scan",
-    summary="cumulative sums and products become our kernel, backwards, shifted and masked ones in one pass",
+    summary="cumulative sums and products, reversed, exclusive and masked too, become our kernel, where faster",
     modes=(INFERENCE,),
     worth=Worth(eager=1.5, compiled=1.2, basis="flips, masks and shifts are no passes; the faster is taken by a race"),
     exact="reordered",

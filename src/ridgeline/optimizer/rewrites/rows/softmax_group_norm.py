@@ -49,7 +49,7 @@ def softmax_rows(ctx: GraphContext) -> list[Match]:
 
 @rewrite(
     "group-norm-last",
-    summary="GroupNorm between convolutions that want channels last leaves them there, SiLU included",
+    summary="GroupNorm (and SiLU) between channels-last convolutions keeps channels last",
     modes=(INFERENCE,),
     worth=Worth(eager=2.0, compiled=1.3, basis="three passes over memory, not seven; compilers read across groups"),
     needs_kernels=True,
@@ -91,7 +91,7 @@ def _feeds_convolutions(ctx: GraphContext, node: fx.Node) -> bool:
 
 @rewrite(
     "group-norm",
-    summary="GroupNorm, with SiLU where it follows, becomes our kernel",
+    summary="GroupNorm, with a SiLU after it, becomes our kernel",
     worth=Worth(eager=1.2, compiled=0.97, basis="one pass less than GroupNorm and SiLU apart; not raced"),
     needs_kernels=True,
 )
