@@ -83,7 +83,7 @@ def _leaves_last_dim(index: Any, num: int) -> bool:
 
 @rewrite(
     "linear-cross-entropy",
-    summary="the last linear layer and its cross-entropy become one, in chunks: the logits are never in memory as a whole",
+    summary="the last linear layer and its cross-entropy become one: the logits are never in memory as a whole",
     modes=(TRAINING,),
     worth=Worth(eager=1.3, compiled=1.2, basis=_RACED + "; logits and their gradient leave memory"),
     needs_kernels=True,

@@ -86,7 +86,7 @@ def _narrowed(ctx: GraphContext, read: Call) -> Match | None:
     return ctx.match(new, f"{read.op} of {ctx.shape(leaves[0])} without its casts")
 
 
-@rewrite("norm", summary="RMSNorm and LayerNorm as separate ops become one kernel", worth=_NORM_WORTH, needs_kernels=True)
+@rewrite("norm", summary="separate ops of RMSNorm and LayerNorm become a kernel", worth=_NORM_WORTH, needs_kernels=True)
 def spelled_norm(ctx: GraphContext) -> list[Match]:
     found = []
     for node in ctx.nodes:
