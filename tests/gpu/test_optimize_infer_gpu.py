@@ -179,7 +179,7 @@ def test_sequences_whose_channels_stay_apart_are_as_right_as_eager(compiler: str
     assert raced and all(set(ways) == {"library", "ours"} for ways in raced)
 
 
-def test_what_the_host_decides_inside_of_is_recorded_in_pieces_and_results_stay() -> None:
+def test_what_the_host_decides_inside_of_is_captured_in_pieces_and_results_stay() -> None:
     from ridgeline.engine.example_inputs import Inputs
     from ridgeline.optimizer.search.candidate import Candidate, build
 
@@ -404,7 +404,7 @@ def test_a_vocoders_chain_with_channels_last_is_as_right_as_eager(compiler: str)
     assert raced and all(set(ways) == {"library", "last"} for ways in raced)
 
 
-def test_blocks_are_recorded_where_the_model_around_them_brings_a_number_from_the_host() -> None:
+def test_blocks_are_captured_where_the_model_around_them_brings_a_number_from_the_host() -> None:
     """gpt-oss makes its masks with ``torch.tensor(0.0, device=…)``: the host waits for that copy."""
     from ridgeline.engine.example_inputs import Inputs
     from ridgeline.optimizer.search.candidate import Candidate, build

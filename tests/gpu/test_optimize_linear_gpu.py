@@ -74,7 +74,7 @@ def test_kernels_that_start_early_compute_the_same_bits_every_time():
         assert torch.equal(found, before)
 
 
-def test_kernels_that_start_early_may_follow_copies_and_fills_in_a_recording():
+def test_kernels_that_start_early_may_follow_copies_and_fills_in_a_capture():
     """In a graph those are no kernels, and nothing can start before they have ended."""
     w, x, q = drawn(1024, 1024), drawn(1, 1024), drawn(1, 8, 1, 128)
     keys, values = drawn(2, 1, 2, 300, 128).unbind(0)
@@ -106,7 +106,7 @@ class Chain(torch.nn.Module):
         return chained(x, self.weights)
 
 
-def test_a_recorded_call_starts_its_kernels_early_whatever_the_model_is_told_of_the_capture(monkeypatch):
+def test_a_captured_call_starts_its_kernels_early_whatever_the_model_is_told_of_the_capture(monkeypatch):
     started, bound = [], launcher._bound
 
     def noted(handle, device, grid_x, grid_y, dependent, *rest):

@@ -77,7 +77,7 @@ def _model(dtype: torch.dtype, num: int = 4, width: int = 2048) -> nn.Module:
     return nn.Sequential(*(Block(width) for _ in range(num))).cuda().to(dtype).eval()
 
 
-def test_a_recorded_call_follows_a_change_of_the_weights():
+def test_a_captured_call_follows_a_change_of_the_weights():
     model, x = _model(torch.bfloat16, 2), torch.randn(1, 2048, device="cuda", dtype=torch.bfloat16)
     plan = tuple((name, "int8") for name, module in model.named_modules() if isinstance(module, nn.Linear))
     candidate = Candidate(name="n", rewrites=("norm", "norm-call", "gate", "narrow"), narrow=plan, graphed=True)

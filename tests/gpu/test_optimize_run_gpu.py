@@ -72,19 +72,19 @@ def test_a_snare_gives_what_it_gives_eagerly(case: Case, monkeypatch: Any) -> No
 
 
 @pytest.mark.parametrize("one", training_checks.CHECKS, ids=[one.__name__ for one in training_checks.CHECKS])
-def test_recorded_training(one: Callable[[Any], None]) -> None:
+def test_captured_training(one: Callable[[Any], None]) -> None:
     one(SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False))
     _healthy()
 
 
 @pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly")
 @pytest.mark.parametrize("loop", training_loops.LOOPS, ids=[loop.__name__ for loop in training_loops.LOOPS])
-def test_a_loop_leaves_what_it_leaves_without_recorded_training(loop: Callable[..., None]) -> None:
+def test_a_loop_leaves_what_it_leaves_without_captured_training(loop: Callable[..., None]) -> None:
     training_loops.compared(loop, SimpleNamespace(device=torch.device("cuda", 0), executor=_executor, exact=False))
     _healthy()
 
 
-def test_a_capture_that_fails_leaves_earlier_recordings_as_they_were() -> None:
+def test_a_capture_that_fails_leaves_earlier_captures_as_they_were() -> None:
     """They share the random generator's state with it, which took the failed capture for one that is under way."""
     torch.manual_seed(0)
     eager = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 4)).cuda()

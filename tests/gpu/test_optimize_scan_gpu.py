@@ -48,7 +48,7 @@ def test_every_way_to_cut_a_scan_gives_the_same_answer(chosen):
 
 @pytest.mark.parametrize("compiler", ["none", "inductor"])
 @pytest.mark.parametrize("kind", ["static", "growing", "none"])
-def test_blocks_over_a_cache_compile_to_one_graph_and_can_be_recorded(kind, compiler):
+def test_blocks_over_a_cache_compile_to_one_graph_and_can_be_captured(kind, compiler):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         hidden_size=512, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4, intermediate_size=1024,
@@ -104,7 +104,7 @@ def test_keys_turned_into_a_cache_are_those_turned_first_and_written_then(dtype,
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("layout", ["heads first", "positions first"])
-def test_a_recorded_step_whose_kernels_start_early_computes_what_one_after_the_other_does(batch, layout):
+def test_a_captured_step_whose_kernels_start_early_computes_what_one_after_the_other_does(batch, layout):
     """Layers of products, keys turned into a cache, attention and the product behind it."""
 
     def draw(*shape):

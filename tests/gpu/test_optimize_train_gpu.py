@@ -53,7 +53,7 @@ def _still() -> dict[str, Any]:
     return {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
-def test_a_language_model_is_recorded_without_its_mask() -> None:
+def test_a_language_model_is_captured_without_its_mask() -> None:
     model, kwargs = _gpt(**_still())
     graphed = graph_training(model, (), kwargs, model)
     assert not graphed._studio._told  # told of a capture, transformers builds a mask that costs the fast attention
@@ -81,7 +81,7 @@ def test_deterministic_steps_are_those_of_eager_training_bit_by_bit() -> None:
     assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
 
 
-def test_steps_with_a_loss_of_the_callers_are_recorded() -> None:
+def test_steps_with_a_loss_of_the_callers_are_captured() -> None:
     """What the loss was looked at with kept every gradient on the default stream, and no such step was recorded."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).cuda()
@@ -157,7 +157,7 @@ class Worded(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, torch.arange(len(x), device=x.device)), "logits": logits}
 
 
-def test_a_recording_does_not_keep_large_results_through_its_backward(monkeypatch: Any) -> None:
+def test_a_capture_does_not_keep_large_results_through_its_backward(monkeypatch: Any) -> None:
     model, pools = Worded().to(DEVICE, torch.bfloat16), []
     x = torch.randn(512, 64, device=DEVICE, dtype=torch.bfloat16)
     for vacates in (False, True):
@@ -175,7 +175,7 @@ def test_a_recording_does_not_keep_large_results_through_its_backward(monkeypatc
     assert pools[1] < pools[0] - 80e6, pools
 
 
-def test_a_recording_in_memory_that_grows_takes_eager_steps_and_gives_its_memory_back() -> None:
+def test_a_capture_in_memory_that_grows_takes_eager_steps_and_gives_its_memory_back() -> None:
     model, kwargs = _gpt(**_still())
     eager = copy.deepcopy(model)
     torch._C._cuda_clearCublasWorkspaces()
@@ -237,7 +237,7 @@ def test_blocks_under_autocast_are_compiled_once_and_take_eager_steps() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_adamw_by_our_kernel_takes_pytorchs_steps_recorded_or_not(dtype: Any) -> None:
+def test_adamw_by_our_kernel_takes_pytorchs_steps_captured_or_not(dtype: Any) -> None:
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(129, 300), nn.GELU(), nn.Linear(300, 7)).to("cuda", dtype) for _ in range(3)]
     for model in models[1:]:
@@ -294,7 +294,7 @@ class Convolved(nn.Module):
         return self.last(self.layers(x).mean((2, 3)))
 
 
-def test_convolutions_recorded_with_timed_algorithms_have_eager_gradients() -> None:
+def test_convolutions_captured_with_timed_algorithms_have_eager_gradients() -> None:
     torch.manual_seed(0)
     model: Any = Convolved().to("cuda", torch.bfloat16, memory_format=torch.channels_last).train()
     x = torch.randn(16, 8, 32, 32, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)

@@ -102,7 +102,7 @@ def _as_before(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("case", [*HIDDEN_STATE, *ARGUMENTS, *CHANGES_BETWEEN_CALLS], ids=lambda case: case.name)
-def test_a_recording_is_not_caught_out(case: CallerCase) -> None:
+def test_a_capture_is_not_caught_out(case: CallerCase) -> None:
     wanted = _played(case, _model(case))
     model = _model(case)
     before = compare.snapshot(model) if case.snap else {}

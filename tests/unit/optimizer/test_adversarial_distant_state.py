@@ -165,7 +165,7 @@ def test_what_compiles_a_result_finds_the_model_in_one_graph() -> None:
     assert scripted(X).shape == (4, 8)
 
 
-def test_a_nested_tensor_given_to_a_recorded_model_runs_as_the_model() -> None:
+def test_a_nested_tensor_given_to_a_captured_model_runs_as_the_model() -> None:
     fast = _fast(nn.Linear(8, 8))
     with torch.no_grad():
         found = fast(torch.nested.nested_tensor([X, X[:2]]))

@@ -35,7 +35,7 @@ def _without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", MEMORY, ids=lambda case: case.name)
-def test_recorded_calls_are_eagers(case: CallerCase) -> None:
+def test_captured_calls_are_eagers(case: CallerCase) -> None:
     wanted = _played(case, _model(case))
     model = _model(case)
     before = compare.snapshot(model)
@@ -46,7 +46,7 @@ def test_recorded_calls_are_eagers(case: CallerCase) -> None:
 
 
 @pytest.mark.parametrize("case", STEPS, ids=lambda case: case.name)
-def test_recorded_steps_are_eagers(case: CallerCase) -> None:
+def test_captured_steps_are_eagers(case: CallerCase) -> None:
     wanted = _played(case, _model(case))
     model, (args, kwargs) = _model(case), case.inputs()
     before = compare.snapshot(model)
@@ -60,7 +60,7 @@ def test_recorded_steps_are_eagers(case: CallerCase) -> None:
     assert recording.replays if recording is not None else reason
 
 
-def test_most_of_them_are_recorded_and_none_is_there_twice() -> None:
+def test_most_of_them_are_captured_and_none_is_there_twice() -> None:
     for cases in (MEMORY, STEPS):
         names = [case.name for case in cases]
         assert len(set(names)) == len(names) >= 80

@@ -40,7 +40,7 @@ STOCK = Candidate(name="torch.compile", compiler="stock")
 
 
 @pytest.mark.parametrize("case", [c for c in MODULES if "tape" not in c.marks], ids=lambda case: case.name)
-def test_a_recording_gives_what_eager_gives_or_there_is_none(case: Case) -> None:
+def test_a_capture_gives_what_eager_gives_or_there_is_none(case: Case) -> None:
     compare.check(case, CPU, TapeExecutor)
 
 
@@ -49,7 +49,7 @@ def test_rewritten_it_gives_what_eager_gives(case: Case, monkeypatch: Any) -> No
     assert _check(case, REWRITES, monkeypatch) == "rewrites"
 
 
-def test_draws_from_dice_that_are_given_cannot_be_proved_and_stay_as_they_are(monkeypatch: Any) -> None:
+def test_draws_from_random_numbers_that_are_given_cannot_be_proved_and_stay_as_they_are(monkeypatch: Any) -> None:
     (case,) = (c for c in MODULES if c.name == "dice given")
     assert _check(case, REWRITES, monkeypatch) == "eager"
 
@@ -143,7 +143,7 @@ def test_what_was_optimized_may_be_optimized_again() -> None:
         assert torch.allclose(again(x[:1]), fast.original(x[:1]), atol=1e-6)
 
 
-def test_a_search_puts_back_the_dice_it_was_given_and_takes_no_iterator() -> None:
+def test_a_search_puts_back_the_random_numbers_it_was_given_and_takes_no_iterator() -> None:
     model, generator = nn.Linear(4, 4), torch.Generator().manual_seed(3)
     model.forward = lambda x, g: nn.functional.linear(x, model.weight) + torch.rand(4, generator=g)
     with warnings.catch_warnings():

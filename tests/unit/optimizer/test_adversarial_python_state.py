@@ -50,7 +50,7 @@ def _as_before(monkeypatch: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", PYTHON_STATE, ids=lambda case: case.name)
-def test_a_recording_gives_what_eager_gives_or_there_is_none(case: Case) -> None:
+def test_a_capture_gives_what_eager_gives_or_there_is_none(case: Case) -> None:
     if "default of" in case.name:  # eager's own calls would count too: it is enough that it is not recorded
         _, reason, recorded = compare.optimize(case, compare.build(case, CPU), CPU, TapeExecutor())
         assert recorded is None and case.refused in reason

@@ -69,7 +69,7 @@ def test_gradients_are_those_under_autocast() -> None:
         assert a.dtype == torch.float32 and torch.allclose(a, b, rtol=2e-2, atol=2e-2 * float(b.abs().max()))
 
 
-def test_autocast_inside_the_model_alone_is_written_out_too() -> None:
+def test_autocast_inside_the_model_alone_is_as_separate_ops_too() -> None:
     class Inner(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -92,7 +92,7 @@ def test_parts_that_begin_elsewhere_at_every_call_are_refused() -> None:
         _called(generator, rewound, 4, 4)
 
 
-def test_parts_that_come_only_with_the_recording_are_refused() -> None:
+def test_parts_that_come_only_with_the_capture_are_refused() -> None:
     rewound = Rewound(Generator())
     with rewound.recording(), pytest.raises(NotGraphable, match="more checkpointed parts"):
         home.get_device_states()
@@ -104,7 +104,7 @@ def test_very_many_parts_are_refused() -> None:
         _called(generator, Rewound(generator), *[4] * (MOST_PARTS + 1))
 
 
-def test_without_such_parts_a_recording_is_what_it_was() -> None:
+def test_without_such_parts_a_capture_is_what_it_was() -> None:
     generator: Any = Generator()
     rewound, recording = Rewound(generator), Replays()
     _called(generator, rewound)

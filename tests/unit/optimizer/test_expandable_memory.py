@@ -33,7 +33,7 @@ def settings(monkeypatch: Any) -> list[str]:
     return told
 
 
-def test_the_allocator_is_told_for_the_time_of_a_recording_and_only_where_nobody_else_has(
+def test_the_allocator_is_told_for_the_time_of_a_capture_and_only_where_nobody_else_has(
     settings: list[str], monkeypatch: Any
 ) -> None:
     with executor._growing():

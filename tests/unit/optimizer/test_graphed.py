@@ -83,7 +83,7 @@ def test_a_cache_is_written_where_it_is_and_followed_when_it_moves() -> None:
     assert graphed.misses == {"an input that is used in place lies elsewhere": 1}
 
 
-def test_a_cache_that_lies_in_two_places_by_turns_is_recorded_in_both() -> None:
+def test_a_cache_that_lies_in_two_places_by_turns_is_captured_in_both() -> None:
     model = Lambda(_fills).eval()
     graphed = _recorded(model, torch.randn(1, 8), cache=Fixed(CPU))
     places = [Fixed(CPU), Fixed(CPU)]
@@ -94,7 +94,7 @@ def test_a_cache_that_lies_in_two_places_by_turns_is_recorded_in_both() -> None:
     assert graphed.misses == {"an input that is used in place lies elsewhere": 2}
 
 
-def test_recordings_at_places_of_trials_are_let_go_of_and_the_first_place_stays() -> None:
+def test_captures_at_places_of_trials_are_let_go_of_and_the_first_place_stays() -> None:
     """A proof's inputs are gone when a search ends: what was recorded there reads memory that is nobody's."""
     model, mine, trial = Lambda(_fills).eval(), Fixed(CPU), Fixed(CPU)
     graphed = _recorded(model, torch.randn(1, 8), cache=mine)
@@ -110,7 +110,7 @@ def test_recordings_at_places_of_trials_are_let_go_of_and_the_first_place_stays(
     assert graphed.replays == 3 and trial.position == 4
 
 
-def test_recording_needs_one_cuda_device() -> None:
+def test_capture_needs_one_cuda_device() -> None:
     with pytest.raises(NotGraphable, match="nothing of this call is on a CUDA device"):
         graph_inference(nn.Linear(2, 2), (torch.ones(1, 2),), {}, nn.Linear(2, 2))
     with pytest.raises(NotGraphable, match="on CUDA devices, not on meta"):
@@ -145,7 +145,7 @@ def _recorded_from(function: Any) -> Any:
     return studio.observe(flat, Statics(flat.tensors, studio.groups))
 
 
-def test_a_call_that_lays_weights_out_anew_when_it_is_first_run_is_recorded() -> None:
+def test_a_call_that_lays_weights_out_anew_when_it_is_first_run_is_captured() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).train(), torch.randn(4, 8)
     laid: list[bool] = []
@@ -194,7 +194,7 @@ def test_what_others_do_when_garbage_is_collected_is_no_act_of_the_model() -> No
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_compiled_code_is_not_compiled_anew_to_be_recorded(training: bool) -> None:
+def test_compiled_code_is_not_compiled_anew_to_be_captured(training: bool) -> None:
     compiled: list[Any] = []
 
     def backend(gm: Any, inputs: Any) -> Any:
@@ -257,7 +257,7 @@ def test_who_asks_for_a_capture_hears_what_is_told_and_asks_the_same_function() 
 
 
 @pytest.mark.parametrize("normed", [nn.utils.weight_norm, nn.utils.spectral_norm], ids=lambda each: each.__name__)
-def test_weights_that_pytorchs_hooks_make_are_made_by_the_recording(normed: Any) -> None:
+def test_weights_that_pytorchs_hooks_make_are_made_by_the_capture(normed: Any) -> None:
     """Vocoders and adversarial networks have them; every call of a module sets its weight anew."""
     torch.manual_seed(0)
     model = nn.Sequential(normed(nn.Conv1d(4, 8, 3)), nn.ReLU(), normed(nn.Conv1d(8, 4, 3))).eval()
@@ -280,7 +280,7 @@ def test_weights_that_pytorchs_hooks_make_are_made_by_the_recording(normed: Any)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_weights_that_hooks_make_are_made_by_recorded_steps_with_their_gradients() -> None:
+def test_weights_that_hooks_make_are_made_by_captured_steps_with_their_gradients() -> None:
     model, x = nn.Sequential(nn.utils.weight_norm(nn.Conv1d(4, 8, 3))), torch.randn(2, 4, 10)
     graphed = graph_training(model, (x,), {}, model, loss=None, executor=TapeExecutor())
     found = []
@@ -295,7 +295,7 @@ def test_weights_that_hooks_make_are_made_by_recorded_steps_with_their_gradients
     assert graphed.replays == 1
 
 
-def test_a_model_that_switches_to_inference_mode_by_itself_is_recorded() -> None:
+def test_a_model_that_switches_to_inference_mode_by_itself_is_captured() -> None:
     class Inferring(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -392,7 +392,7 @@ def test_the_same_kernels_past_the_guards_are_handed_over_though_a_race_has_them
     assert _chosen(monkeypatch, itertools.repeat(1.0), case, 60.0) == "lean"
 
 
-def test_a_receipt_says_of_a_recording_that_it_was_not_replayed(monkeypatch: Any) -> None:
+def test_a_receipt_says_of_a_capture_that_it_was_not_replayed(monkeypatch: Any) -> None:
     """CLIP's was called no faster than eager, which it had run."""
     monkeypatch.setattr(Contestant, "misses", {"a result of an earlier step is still held": 9}, raising=False)
     case = {"eager": 8e-3, "graph": 8e-3, "torch.compile": 9e-3}
@@ -487,7 +487,7 @@ def test_a_workspace_that_eager_has_too_is_not_what_a_candidate_keeps(monkeypatc
 
 
 @pytest.mark.parametrize(("status", "renewed"), [("failed", True), ("beaten", False)])
-def test_histories_that_failed_recordings_leave_behind_are_renewed(status: str, renewed: bool) -> None:
+def test_histories_that_failed_captures_leave_behind_are_renewed(status: str, renewed: bool) -> None:
     """Nodes that gather gradients stay on the stream they were made on, for as long as anybody holds them."""
     model, called = nn.Linear(4, 4).train(), []
     own = torch.autograd.graph.get_gradient_edge(model.weight).node  # somebody's, with a hook: it has to stay

@@ -130,7 +130,7 @@ def test_everything_is_put_back() -> None:
     assert model.config.scale == 2.0
 
 
-def test_contents_on_the_host_matter_where_the_recording_is_elsewhere() -> None:
+def test_contents_on_the_host_matter_where_the_capture_is_elsewhere() -> None:
     model = Model()
     watch = Watch(model)
     watch.hold_host_to("cuda")
@@ -210,7 +210,7 @@ def test_a_method_that_hides_one_of_a_tensor_or_of_a_layer_is_noticed(monkeypatc
     assert watch.changes() == ["Tensor.softmax was replaced"]
 
 
-def test_a_hook_that_only_lets_gradients_through_is_no_hook_to_a_recording() -> None:
+def test_a_hook_that_only_lets_gradients_through_is_no_hook_to_a_capture() -> None:
     def make_inputs_require_grads(module: Any, given: Any, output: torch.Tensor) -> None:
         output.requires_grad_(True)
 

@@ -70,7 +70,7 @@ def _alike(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize("function", FOUND.values(), ids=list(FOUND))
-def test_where_values_are_what_they_were_the_recording_is_replayed(function: Any) -> None:
+def test_where_values_are_what_they_were_the_capture_is_replayed(function: Any) -> None:
     torch.manual_seed(0)
     model = Of(function).eval()
     graphed = _recorded(model, torch.randn(3, 5, 6), LENGTHS.clone())
@@ -177,7 +177,7 @@ def test_values_are_compared_to_the_sign_of_zero(value: float) -> None:
     assert graphed.replays >= 1
 
 
-def test_a_search_guesses_in_all_recordings_once_one_has_failed_for_a_value() -> None:
+def test_a_search_guesses_in_all_captures_once_one_has_failed_for_a_value() -> None:
     facts = Facts(mode="infer", cuda=True, eager_s=1e-3, groups=(), num_leaves=100, unlike_frac=1.0, has_conv=False,
                   substitutable=(), unmasked=False, has_cache=False, forecast=None, budget_s=120.0)  # fmt: skip
     for reason, guesses in (("the host waits for a value of a tensor, at a.py:3", True), ("it draws", False)):

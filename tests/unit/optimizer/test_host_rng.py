@@ -49,7 +49,7 @@ def _graphed(model: nn.Module, x: torch.Tensor) -> Any:
     return graph_training(model, (x,), {}, model, loss=torch.sum, executor=Elsewhere())
 
 
-def test_layers_dropped_with_probability_zero_are_recorded_and_the_host_draws_on() -> None:
+def test_layers_dropped_with_probability_zero_are_captured_and_the_host_draws_on() -> None:
     torch.manual_seed(0)
     model, x = Dropping(0.0).train(), torch.randn(4, 8)
     graphed = _graphed(model, x)
@@ -66,7 +66,7 @@ def test_layers_dropped_with_probability_zero_are_recorded_and_the_host_draws_on
     assert all(torch.equal(p.grad, was) for p, was in zip(model.parameters(), grads, strict=True))
 
 
-def test_draws_of_a_model_in_evaluation_that_nobody_looks_at_are_recorded() -> None:
+def test_draws_of_a_model_in_evaluation_that_nobody_looks_at_are_captured() -> None:
     """As wav2vec2 draws a number for every layer whether it trains or not."""
     model, x = Dropping(0.1).eval(), torch.randn(4, 8)
     graphed = graph_inference(model, (x,), {}, model, executor=Elsewhere())
@@ -82,7 +82,7 @@ def test_draws_of_a_model_in_evaluation_that_nobody_looks_at_are_recorded() -> N
         graph_inference(scaling, (x,), {}, scaling, executor=Elsewhere())
 
 
-def test_a_compiled_call_that_draws_what_nobody_looks_at_is_recorded_as_it_was_compiled() -> None:
+def test_a_compiled_call_that_draws_what_nobody_looks_at_is_captured_as_it_was_compiled() -> None:
     """wav2vec2 behind torch.compile was compiled anew for every answer: 54 seconds of a search."""
     made: list[Any] = []
 

@@ -126,7 +126,7 @@ def test_inference_mode_and_no_grad_share_a_plan() -> None:
     assert graphed.replays == 2
 
 
-def test_a_plan_that_is_not_recorded_sees_hooks_that_come_later() -> None:
+def test_a_plan_that_is_not_captured_sees_hooks_that_come_later() -> None:
     model = Net().eval()
     plan = Plan(Signature.of((X,), {}, model, grad=False), lambda x: model.model(x))
     fast = Optimized(model, [plan])

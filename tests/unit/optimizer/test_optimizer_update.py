@@ -39,7 +39,7 @@ def _settled(made: Any, inputs: Inputs, optimizer: Any, left_s: float = 60.0) ->
     return update.settle(made, optimizer, inputs, _loss, 1e-3, left_s)
 
 
-def test_an_update_that_follows_eager_training_is_recorded_and_the_weights_stay() -> None:
+def test_an_update_that_follows_eager_training_is_captured_and_the_weights_stay() -> None:
     made, inputs = _made()
     before = [p.detach().clone() for p in made.parameters()]
     optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2, fused=True)

@@ -68,7 +68,7 @@ def test_padded_rows_are_what_eager_code_makes_of_them(kind: str, last: bool) ->
     assert "forward" not in vars(model.encoder)
 
 
-def test_an_encoder_over_all_rows_is_recorded_and_replays_other_paddings() -> None:
+def test_an_encoder_over_all_rows_is_captured_and_replays_other_paddings() -> None:
     model, ids = Reader(False).eval(), _ids("behind")
     with torch.no_grad():
         meant = [model(each) for each in (ids, ids.roll(1, 0), ids.flip(1))]

@@ -87,7 +87,7 @@ def test_a_state_is_begun_once_and_again_after_a_seeding(made: list[int]) -> Non
     assert made == [16, 0, 4] and state.tolist() == [3] * 4, "in the place that the recording reads"
 
 
-def test_the_forward_is_recorded_with_a_state_of_its_own_and_the_backward_is_not(
+def test_the_forward_is_captured_with_a_state_of_its_own_and_the_backward_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order, executor = [], TapeExecutor()

@@ -113,7 +113,7 @@ def test_a_random_winner_is_compared_without_dropout_too(monkeypatch: Any) -> No
     assert any(note.startswith("without dropout: error") for note in receipt.notes)
 
 
-def test_an_error_that_hides_in_the_dice_is_found_without_them(monkeypatch: Any) -> None:
+def test_an_error_that_hides_in_the_random_numbers_is_found_without_them(monkeypatch: Any) -> None:
     receipt, built = _searched(monkeypatch, {"off": _quick(1.02)}, model=Dicing().train())
     entry = next(e for e in receipt.entries if e.name == "off")
     assert built.candidate.name == "eager" and entry.status == "wrong" and "without dropout" in entry.reason
@@ -481,7 +481,7 @@ def test_convolutions_are_tried_channels_last() -> None:
     assert "channels last + graph" not in _names(_facts())
 
 
-def test_a_short_call_is_tried_past_its_guards_and_recorded_only_where_that_copies_little() -> None:
+def test_a_short_call_is_tried_past_its_guards_and_captured_only_where_that_copies_little() -> None:
     short = {"num_leaves": 2, "convolves": True}
     names = _names(_facts(**short))
     assert names[:3] == ["graph", "torch.compile", "torch.compile + graph"] and "rewrites + graph" in names
@@ -637,7 +637,7 @@ def test_the_whole_is_rewritten_before_torch_compile_where_its_trace_is_a_small_
         assert min(("rewrites + graph", "torch.compile"), key=names.index) == first
 
 
-def test_random_inference_keeps_eagers_dice_under_inductor() -> None:
+def test_random_inference_keeps_eagers_rng_under_inductor() -> None:
     found = _climbed(_facts(num_leaves=2, random=True), lambda c: "slower")
     compiled = [c for c in found if c.compiler == "inductor"]
     assert compiled and all(dict(c.options).get("fallback_random") is True for c in compiled)
@@ -697,7 +697,7 @@ def test_trying_convolutions_in_training_costs_what_it_took() -> None:
     assert 30 < cost_s(mode="train") < 36 and cost_s(mode="infer") == 1.0
 
 
-def test_few_algorithms_are_tried_where_many_passes_are_recorded(monkeypatch: Any) -> None:
+def test_few_algorithms_are_tried_where_many_passes_are_captured(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark_limit", 10)
     before = torch.backends.cudnn.benchmark
     for most, inside in ((3, 3), (None, 10)):
@@ -714,7 +714,7 @@ def test_in_training_too_blocks_that_fail_are_rewritten_with_the_whole() -> None
     assert "rewrites + graph" not in _names(facts)
 
 
-def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
+def test_what_won_out_of_time_is_still_captured(monkeypatch: Any) -> None:
     search = Search(Problem(model=Slow(), inputs=Inputs((torch.randn(4, 8),)), mode="train",
                             device=torch.device("cpu")))  # fmt: skip
     stock = Candidate(name="torch.compile", compiler="stock")
@@ -726,7 +726,7 @@ def test_what_won_out_of_time_is_still_recorded(monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])
-def test_what_took_a_compiler_its_time_is_still_recorded_in_inference(mode: str) -> None:
+def test_what_took_a_compiler_its_time_is_still_captured_in_inference(mode: str) -> None:
     search = Search(Problem(model=Slow(), inputs=Inputs((torch.randn(4, 8),)), mode=mode,
                             device=torch.device("cpu")))  # fmt: skip
     stock = Candidate(name="torch.compile", compiler="stock")
@@ -738,7 +738,7 @@ def test_what_took_a_compiler_its_time_is_still_recorded_in_inference(mode: str)
     assert not search.builds.captures_compiled(Proposal(stock, CAPTURE_S))
 
 
-def test_under_autocast_nothing_is_compiled_once_more_to_be_recorded(monkeypatch: Any) -> None:
+def test_under_autocast_nothing_is_compiled_once_more_to_be_captured(monkeypatch: Any) -> None:
     compiled: list[bool] = []
 
     def taught(model: nn.Module) -> Callable[..., Any]:
@@ -791,7 +791,7 @@ def test_torch_compile_comes_before_blocks_where_the_host_decides_inside_of_a_tr
     assert recorded.index("torch.compile") > recorded.index("blocks + graph")
 
 
-def test_a_step_that_cannot_be_recorded_is_not_recorded_channels_last_either() -> None:
+def test_a_step_that_cannot_be_captured_is_not_captured_channels_last_either() -> None:
     """The host decides in it, wherever its images lie: a detector spent four seconds on finding that out (H200)."""
     facts = _facts(mode="train", has_conv=True)
     refused = [c.name for c in _climbed(facts, lambda c: "failed" if c.name == "graph" else "slower")]
@@ -815,7 +815,7 @@ def test_what_needs_too_much_memory_in_training_is_tried_with_recomputation() ->
     assert dict(kept.options) == {"activation_memory_budget": 0.5}
 
 
-def test_recorded_blocks_that_need_too_much_are_tried_keeping_half_whatever_they_need_unrecorded() -> None:
+def test_captured_blocks_that_need_too_much_are_tried_keeping_half_whatever_they_need_uncaptured() -> None:
     (group,) = groups(nn.Sequential(*[Block() for _ in range(4)]))
     facts = _facts(mode="train", groups=(group,))
     large = {"blocks + graph"}
@@ -988,7 +988,7 @@ def test_torch_compile_may_take_all_but_the_last_race(monkeypatch: Any) -> None:
         assert (receipt.stock_s is not None) == measured == ("was not measured" not in receipt.guarantee)
 
 
-def test_where_a_winner_strays_eager_recorded_is_better_than_eager(monkeypatch: Any) -> None:
+def test_where_a_winner_strays_eager_captured_is_better_than_eager(monkeypatch: Any) -> None:
     def strays(model: nn.Module, call: Any, *rest: Any) -> LossCurves:
         return LossCurves((3.0, 2.0, 1.0), (3.0, 3.0, 3.0))
 
@@ -1026,7 +1026,7 @@ def test_no_floor_is_told_where_the_result_does_less_work() -> None:
     assert summary.floor_s(search, 7e-3) is None and "10 ms" in search.notes[0]
 
 
-def test_what_cannot_be_recorded_whole_is_tried_in_the_pieces_of_torch_compile() -> None:
+def test_what_cannot_be_captured_whole_is_tried_in_the_pieces_of_torch_compile() -> None:
     name = "torch.compile in pieces"
     found = _climbed(_facts(), lambda c: "failed" if c.graphed else "slower")
     names = [c.name for c in found]
@@ -1036,7 +1036,7 @@ def test_what_cannot_be_recorded_whole_is_tried_in_the_pieces_of_torch_compile()
     assert name not in [c.name for c in training]
 
 
-def test_results_of_pytorchs_own_recordings_are_the_callers() -> None:
+def test_results_of_pytorchs_own_captures_are_the_callers() -> None:
     from ridgeline.optimizer.search import candidate
 
     place = torch.zeros(3)

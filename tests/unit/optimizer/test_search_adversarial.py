@@ -73,7 +73,7 @@ def _check(case: Case, candidate: Candidate, monkeypatch: Any) -> str:
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.raises is None], ids=lambda case: case.name)
-def test_recorded_or_left_alone_it_gives_what_eager_gives(case: Case, monkeypatch: Any) -> None:
+def test_captured_or_left_alone_it_gives_what_eager_gives(case: Case, monkeypatch: Any) -> None:
     if "transformers" in case.marks:
         pytest.importorskip("transformers")
     winner = _check(case, Candidate(name="graph", graphed=True), monkeypatch)

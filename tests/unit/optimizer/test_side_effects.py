@@ -50,7 +50,7 @@ class Marking(TapeExecutor):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm], ids=lambda norm: norm.__name__)
-def test_weights_made_by_hooks_hold_no_history_while_a_step_is_recorded(norm: Any) -> None:
+def test_weights_made_by_hooks_hold_no_history_while_a_step_is_captured(norm: Any) -> None:
     """On a device their gradients would go to the default stream, which no capture may do (a judge of images, H200)."""
     model, x = nn.Sequential(norm(nn.Conv1d(2, 4, 3)), nn.Flatten(), norm(nn.Linear(24, 4))), torch.randn(6, 2, 8)
     model(x).sum().backward()
@@ -89,7 +89,7 @@ class Noting(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_search_records_a_model_that_notes_something_and_leaves_it_as_it_was(monkeypatch: Any) -> None:
+def test_a_search_captures_a_model_that_notes_something_and_leaves_it_as_it_was(monkeypatch: Any) -> None:
     for home in (graphed, training):
         monkeypatch.setattr(home, "executor_for", lambda given: TapeExecutor())
     monkeypatch.setattr(measure.Comparison, "faster", property(lambda self: True))
@@ -224,7 +224,7 @@ def test_a_guess_that_is_wrong_leaves_what_the_call_itself_leaves() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_search_records_inference_that_leaves_notes(monkeypatch: Any) -> None:
+def test_a_search_captures_inference_that_leaves_side_effects(monkeypatch: Any) -> None:
     monkeypatch.setattr(graphed, "executor_for", lambda given: TapeExecutor())
     monkeypatch.setattr(measure.Comparison, "faster", property(lambda self: True))
     monkeypatch.setattr(measure.Comparison, "slower", property(lambda self: False))

@@ -50,7 +50,7 @@ def transformers(monkeypatch: Any) -> None:
     SAID.clear()
 
 
-def test_a_look_for_padding_is_left_out_of_recordings() -> None:
+def test_a_look_for_padding_is_left_out_of_captures() -> None:
     model, method = Encoder().eval(), vars(Pretrained)["warn_if_padding_and_no_attention_mask"]
     fast = graph_inference(model, (torch.randint(1, 9, (2, 5)),), {}, model, executor=TapeExecutor())
     assert fast._studio._hushed and not fast._studio._told

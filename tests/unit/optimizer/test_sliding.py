@@ -125,7 +125,7 @@ def test_windows_smaller_and_larger_than_the_tokens_are_replayed_alike(window: i
     assert _replays(fast) == 14 and not fast.fallbacks
 
 
-def test_a_cache_that_is_reset_begins_anew_and_needs_no_third_recording() -> None:
+def test_a_cache_that_is_reset_begins_anew_and_needs_no_third_capture() -> None:
     model = _model("gemma3")
     mine, theirs = (_filled(model, 4) for _ in range(2))
     fast = _fast(model, mine)
@@ -158,7 +158,7 @@ def test_a_call_that_returns_a_tuple_returns_the_cache_itself_in_it() -> None:
     assert _replays(fast) == WINDOW
 
 
-def test_a_mask_that_the_host_compares_with_the_window_is_not_recorded_once_it_is_full() -> None:
+def test_a_mask_that_the_host_compares_with_the_window_is_not_captured_once_it_is_full() -> None:
     model, mask = _model(), torch.ones(1, 64, dtype=torch.long)
     mine, theirs = (_filled(model, 3) for _ in range(2))
     fast = _fast(model, mine, attention_mask=mask)
@@ -219,7 +219,7 @@ def test_several_tokens_at_once_run_as_the_model_and_count() -> None:
     assert _replays(fast) == 1
 
 
-def test_a_model_that_has_changed_runs_as_it_is_and_is_not_recorded_over() -> None:
+def test_a_model_that_has_changed_runs_as_it_is_and_is_not_captured_over() -> None:
     model = _model()
     mine, theirs = (_filled(model, 3) for _ in range(2))
     fast = _fast(model, mine)
@@ -299,7 +299,7 @@ def test_a_prompt_is_optimized_with_the_cache_itself() -> None:
     assert cache.get_seq_length() == 0 and not cache.layers[0].keys.any()
 
 
-def test_a_window_that_cannot_be_recorded_runs_as_the_model_and_is_not_tried_again() -> None:
+def test_a_window_that_cannot_be_captured_runs_as_the_model_and_is_not_tried_again() -> None:
     model = _model()
     mine, theirs = (_filled(model, 3) for _ in range(2))
     fast, tried = _fast(model, mine), []

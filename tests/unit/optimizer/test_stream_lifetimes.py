@@ -50,7 +50,7 @@ def test_results_go_elsewhere_until_a_stream_that_reads_the_last_one_is_done() -
     assert graphed(x).data_ptr() == place
 
 
-def test_recorded_steps_wait_for_streams_that_read_results_and_gradients(monkeypatch: Any) -> None:
+def test_captured_steps_wait_for_streams_that_read_results_and_gradients(monkeypatch: Any) -> None:
     waited: list[Any] = []
     monkeypatch.setattr(Readers, "wait", lambda self: waited.extend(self.streams))
     model, x, stream, other = nn.Linear(8, 70_000), torch.randn(8, 8), Stream(), Stream()

@@ -224,7 +224,7 @@ def _losses(family: Family, call: Any, model: nn.Module) -> list[float]:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", FAMILIES)
-def test_fifty_recorded_steps_are_eagers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fifty_captured_steps_are_eagers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are handed out without a copy, as those of a megabyte are: CLIP's recording had held its own."""
     monkeypatch.setattr(training, "LENT_BYTES", 16)
     torch.manual_seed(0)
@@ -271,7 +271,7 @@ class Held(Spread):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_what_cannot_be_recorded_says_why() -> None:
+def test_what_cannot_be_captured_says_why() -> None:
     neighbors, x = torch.eye(6).to_sparse_csr(), _x(6, 8, step=0)
     for model, kwargs, why in ((Bagged(), {"x": _ids(50, 6, 3, step=0)}, "sparse=False"),
                                (Spread(), {"x": x, "neighbors": neighbors}, "sparse_csr"),

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("check", checks.CHECKS, ids=[check.__name__ for check in checks.CHECKS])
-def test_recorded_training(check: Callable[[Any], None]) -> None:
+def test_captured_training(check: Callable[[Any], None]) -> None:
     check(SimpleNamespace(device=CPU, executor=TapeExecutor, exact=True))
 
 
@@ -62,7 +62,7 @@ def test_loops_that_clear_gradients_behind_the_forward_take_eager_steps(monkeypa
     assert not looked  # where nobody holds a result, nobody looks where gradients lie: thousands of calls a step
 
 
-def test_a_recording_is_replayed_after_histories_were_renewed() -> None:
+def test_a_capture_is_replayed_after_histories_were_renewed() -> None:
     torch.manual_seed(0)
     model: Any = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1)).train()
     x = torch.randn(5, 6)
@@ -113,7 +113,7 @@ class _Asking(TapeExecutor):
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.5])
-def test_a_recording_keeps_no_random_state_and_refuses_parts_that_need_one(drop: float) -> None:
+def test_a_capture_keeps_no_random_state_and_refuses_parts_that_need_one(drop: float) -> None:
     real, executor = torch.utils.checkpoint.get_device_states, _Asking()
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(drop)).train()
     checks.graph_training(model, (torch.randn(2, 8),), {}, model, executor=executor)
@@ -127,7 +127,7 @@ def test_a_recording_keeps_no_random_state_and_refuses_parts_that_need_one(drop:
     assert torch.utils.checkpoint.get_device_states is real
 
 
-def test_what_a_loss_does_is_no_obstacle_to_recording_its_model(capsys: Any) -> None:
+def test_what_a_loss_does_is_no_obstacle_to_capture_its_model(capsys: Any) -> None:
     """Loops call it by themselves: it may draw, seed and print, and the model is recorded all the same."""
     model, x = torch.nn.Linear(8, 4), torch.randn(2, 8)
 
@@ -143,7 +143,7 @@ def test_what_a_loss_does_is_no_obstacle_to_recording_its_model(capsys: Any) -> 
     assert torch.equal(model.bias.grad, torch.full((4,), 2.0))
 
 
-def test_no_history_of_an_observed_step_is_left_when_it_is_recorded(monkeypatch: Any) -> None:
+def test_no_history_of_an_observed_step_is_left_when_it_is_captured(monkeypatch: Any) -> None:
     """On a device it would hold the parameters' gradients to another stream than the one that is recorded."""
     model, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
     unseen, record, left = training._unseen, training.TrainingStudio._record, []
@@ -165,7 +165,7 @@ def test_no_history_of_an_observed_step_is_left_when_it_is_recorded(monkeypatch:
     assert not graphed._studio._externals, "what the loss makes of the result is nobody's to keep"
 
 
-def test_weights_that_a_forward_writes_are_recorded() -> None:
+def test_weights_that_a_forward_writes_are_captured() -> None:
     model = torch.nn.Embedding(11, 8, max_norm=0.5)
     eager, ids = copy.deepcopy(model), torch.tensor([1, 4, 4, 9])
     graphed = training.graph_training(model, (ids,), {}, model, loss=lambda y: y.sum(), executor=TapeExecutor())

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.filterwarnings("ignore::ridgeline.engine.drop_in.RunsEagerly")
 @pytest.mark.parametrize("loop", training_loops.LOOPS, ids=[loop.__name__ for loop in training_loops.LOOPS])
-def test_a_loop_leaves_what_it_leaves_without_recordings(loop: Callable[..., None]) -> None:
+def test_a_loop_leaves_what_it_leaves_without_captures(loop: Callable[..., None]) -> None:
     graphed = training_loops.compared(loop, SimpleNamespace(device=CPU, executor=TapeExecutor, exact=True))
     assert graphed.replays > 0
 
