@@ -187,7 +187,9 @@ class Receipt:
         made["entries"] = tuple(Entry(**{**entry, "changes": tuple(entry["changes"])}) for entry in found["entries"])
         made["steps"] = tuple(Step(**step) for step in found["steps"])
         made["regions"] = tuple(Region(**region) for region in found["regions"])
-        made["parts"] = tuple(Part(**part) for part in found.get("parts", ()))
+        renamed = {"cure": "fix"}  # in recordings until November 2026
+        made["parts"] = tuple(Part(**{renamed.get(key, key): value for key, value in part.items()})
+                              for part in found.get("parts", ()))  # fmt: skip
         made["narrowed"] = tuple(QuantizedLayer(**layer) for layer in found.get("narrowed", ()))
         for name in ("changes", "explanations", "remaining", "notes"):
             made[name] = tuple(found[name])

@@ -136,7 +136,7 @@ def test_time_without_a_kernel_has_a_row_of_its_own(track: Track, monkeypatch: A
     assert idle.floor_s == 0.0 and "graph" in idle.fix and idle.eager_s == pytest.approx(0.5 * busy_s)
 
 
-def test_the_cure_is_that_of_the_kind_farthest_above_its_floor() -> None:
+def test_the_fix_is_that_of_the_kind_farthest_above_its_floor() -> None:
     assert "error_budget" in fix_of({"products": 3.0, "pointwise": 1.0}, {"products": 1.0, "pointwise": 0.5}, 1.5)
     assert "elementwise" in fix_of({"products": 1.1, "pointwise": 3.0}, {"products": 1.0, "pointwise": 0.5}, 1.5)
     assert "attention kernel" in fix_of({"products": 3.0, "softmax and losses": 1.0}, {"attention": 0.5}, 0.5)
