@@ -5,6 +5,7 @@ Shapes: T tokens, H heads, K key heads, D head dim.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -103,13 +104,10 @@ class Attention(nn.Module):
         q, k = rotate(q, k, *context.rotary(self.rope, x.dtype), False)
         spec = self.spec
         if self.sinks is not None:
-            spec = AttentionSpec(spec.layer, spec.scale, spec.window, spec.softcap, self._own_sinks(q.shape[1]))
+            heads = q.shape[1]  # those that this rank computes
+            sinks = copy_to(self.sinks, self.group)[rank(self.group) * heads :][:heads]
+            spec = replace(spec, sinks=sinks)
         return self.o_proj(context.attend(q, k, v, spec).flatten(1))
-
-    def _own_sinks(self, num_heads: int) -> Tensor:
-        """The sinks of the heads that this rank computes."""
-        assert self.sinks is not None
-        return copy_to(self.sinks, self.group)[rank(self.group) * num_heads :][:num_heads]
 
 
 class LatentAttention(nn.Module):

@@ -71,7 +71,9 @@ class Packed:
             key_starts, longest_key = self.key_starts, self.longest_key
             k_TKD = gather_rows(k_TKD, self.group)[self.key_index]
             v_TKD = gather_rows(v_TKD, self.group)[self.key_index]
-        if q_THD.is_cuda and q_THD.dtype in (torch.bfloat16, torch.float16) and _has_kernel(q_THD, v_TKD):
+        dim, widest = q_THD.shape[-1], max(q_THD.shape[-1], v_TKD.shape[-1])
+        narrow = q_THD.dtype in (torch.bfloat16, torch.float16)
+        if q_THD.is_cuda and narrow and widest <= MAX_KERNEL_HEAD_DIM and dim % 8 == 0:
             from ridgeline.kernels import varlen_attention
 
             window = (spec.window - 1, 0) if spec.window else None
@@ -86,10 +88,6 @@ class Packed:
             if b > a
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _has_kernel(q_THD: Tensor, v_TKD: Tensor) -> bool:
-    return max(q_THD.shape[-1], v_TKD.shape[-1]) <= MAX_KERNEL_HEAD_DIM and q_THD.shape[-1] % 8 == 0
 
 
 def attend(q_LHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, spec: AttentionSpec) -> Tensor:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ridgeline.errors import InputError, nearest
 from ridgeline.llm.model.config import ModelConfig
@@ -42,7 +40,9 @@ def convert(source: str | Path, out: str | Path, dtype: str = "bfloat16", to: st
         names, read = adapters.merged(found)
     else:
         config = ModelConfig.load(source)
-        names, read = _of_files(HfFiles(source, config), config)
+        files = HfFiles(source, config)
+        wholes = {block.name: block.whole for block, _ in blocks(Decoder(config))}
+        names, read = list(wholes), lambda name: files(name, (0,) * len(wholes[name]), wholes[name])
     if to == "hf":
         save_hf(out, config, names, read, kind)
         return notes
@@ -53,8 +53,3 @@ def convert(source: str | Path, out: str | Path, dtype: str = "bfloat16", to: st
         warnings.simplefilter("ignore", UserWarning)  # that one process saves, which is what was asked for
         checkpoint.save(whole, checkpoint_id=out, no_dist=True)
     return [*notes, "DCP's .metadata is a pickle: whoever loads it has to trust where it comes from"]
-
-
-def _of_files(files: HfFiles, config: ModelConfig) -> tuple[list[str], Callable[[str], Tensor]]:
-    wholes = {block.name: block.whole for block, _ in blocks(Decoder(config))}
-    return list(wholes), lambda name: files(name, (0,) * len(wholes[name]), wholes[name])

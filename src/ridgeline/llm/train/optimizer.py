@@ -117,18 +117,15 @@ class StochasticAdamW(torch.optim.Optimizer):
                         state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
                         state["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
                         state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
-                    new = _adam(p.float(), p.grad.float(), state, group)
+                    (beta1, beta2), grad = group["betas"], p.grad.float()
+                    step, mean, square = state["step"], state["exp_avg"], state["exp_avg_sq"]
+                    step += 1
+                    mean.lerp_(grad, 1 - beta1)
+                    square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+                    root = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
+                    kept = p.float() * (1 - group["lr"] * group["weight_decay"])
+                    new = kept - group["lr"] / (1 - beta1**step) * mean / root
                     p.copy_(new if p.dtype == torch.float32 else round_at_random(new, self.generator))
-
-
-def _adam(p: Tensor, grad: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]) -> Tensor:
-    beta1, beta2 = group["betas"]
-    step, mean, square = state["step"], state["exp_avg"], state["exp_avg_sq"]
-    step += 1
-    mean.lerp_(grad, 1 - beta1)
-    square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    root = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
-    return p * (1 - group["lr"] * group["weight_decay"]) - group["lr"] / (1 - beta1**step) * mean / root
 
 
 def round_at_random(x: Tensor, generator: torch.Generator) -> Tensor:
