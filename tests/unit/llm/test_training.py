@@ -265,6 +265,7 @@ def test_a_biased_router_favors_experts_that_got_less_and_steps_tell_of_the_busi
     assert "busiest expert" in str(line)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_weights_are_converted_from_checkpoints_and_from_other_types(folder: Path) -> None:
     from ridgeline.llm.train.convert import convert
 
