@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -152,3 +153,15 @@ def test_narrow_and_dark_pages_do_not_scroll_sideways(page, base):
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.click("#theme")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != background
+
+
+@pytest.mark.parametrize("path", ["/#/runs", "/#/studies", "/#/study/chips", "/#/receipts", "/#/serving"])
+def test_a_page_is_whole_at_every_width(page, base, path):
+    layout = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
+    found = []
+    for width in (1920, 1366, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto("about:blank")
+        _open(page, base + path)
+        found += [f"{width}: {fault}" for fault in page.evaluate(layout)]
+    assert not found
