@@ -41,7 +41,12 @@ class Clock:
     def _timed(
         self, run: Callable[[], Any], warmup_s: float, rep_s: float, max_num: int, between: Callable[[], Any]
     ) -> Timing:
-        once_s = self._estimate(run)
+        run()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        once_s = max(time.perf_counter() - began, 1e-5)
         for _ in range(max(1, min(50, int(warmup_s / once_s)))):
             run()
         num = max(5, min(max_num, int(rep_s / once_s)))
@@ -53,15 +58,6 @@ class Clock:
             end.record()
         torch.cuda.synchronize()
         return _summary([start.elapsed_time(end) * 1e-3 for start, end in pairs])
-
-    def _estimate(self, run: Callable[[], Any]) -> float:
-        run()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        return max(time.perf_counter() - began, 1e-5)
-
 
 def _summary(samples: list[float]) -> Timing:
     ordered = sorted(samples)

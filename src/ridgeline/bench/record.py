@@ -64,7 +64,14 @@ def _timed(point: Point, clock: Clock) -> dict[str, Any]:
     row: dict[str, Any] = asdict(point)
     try:
         run = make(point.kind, point.dtype, point.phase, point.library, point.shape)
-        row["run_bytes"] = _run_bytes(run)
+        # Bytes that running once allocates at its peak: the result, temporaries and the library's workspace
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        row["run_bytes"] = int(torch.cuda.max_memory_allocated() - before)
         if point.phase == "fwd":
             cold = clock.cold(run, 0.010, 0.040, 60)
             row |= {"cold_s": cold.median_s, "cold_low_s": cold.low_s, "cold_high_s": cold.high_s, "num": cold.num}
@@ -72,17 +79,6 @@ def _timed(point: Point, clock: Clock) -> dict[str, Any]:
         row["error"] = str(error).split("\n")[0][:200]
         torch.cuda.empty_cache()
     return row
-
-
-def _run_bytes(run: Callable[[], Any]) -> int:
-    """Bytes that running once allocates at its peak: the result, temporaries and the library's workspace."""
-    run()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    torch.cuda.synchronize()
-    return int(torch.cuda.max_memory_allocated() - before)
 
 
 def _add_kernels(chunk: list[Point], rows: list[dict[str, Any]], clock: Clock) -> None:

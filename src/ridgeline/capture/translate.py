@@ -700,7 +700,11 @@ def _gather(call: Call) -> Meaning:
     "_unsafe_masked_index_put_accumulate embedding_renorm"
 )
 def _scatter(call: Call) -> Meaning:
-    attrs: Attrs = {"fn": call.name.lstrip("_").removesuffix("_impl"), "num": _num_scattered(call)}
+    # Elements written: those of the source, or of the index where the source is a scalar
+    sources = [t for t in call.ins[1:] if t.is_floating_point() or t.dtype == call.ins[0].dtype]
+    source = sources[-1] if sources and sources[-1].dim() else (call.ins[-1] if len(call.ins) > 1 else call.ins[0])
+    num_scattered = int(source.numel())
+    attrs: Attrs = {"fn": call.name.lstrip("_").removesuffix("_impl"), "num": num_scattered}
     accumulates = call.name in ("scatter_add", "scatter_reduce", "index_add", "index_reduce")
     if "index_put" in call.name and len(call.args) > 3:
         accumulates = bool(call.args[3])
@@ -709,13 +713,6 @@ def _scatter(call: Call) -> Meaning:
     if call.name.startswith(("scatter", "index_add", "index_copy", "index_fill")) and isinstance(call.args[1], int):
         attrs["dim"] = int(call.args[1]) % max(call.args[0].dim(), 1)
     return "scatter", attrs
-
-
-def _num_scattered(call: Call) -> int:
-    """Elements written: those of the source, or of the index where the source is a scalar."""
-    sources = [t for t in call.ins[1:] if t.is_floating_point() or t.dtype == call.ins[0].dtype]
-    source = sources[-1] if sources and sources[-1].dim() else (call.ins[-1] if len(call.ins) > 1 else call.ins[0])
-    return int(source.numel())
 
 
 @rule("cumsum cumprod logcumsumexp cummax cummin _cummax_helper _cummin_helper cumsum_backward")

@@ -108,7 +108,11 @@ def explained(wish: Wish) -> Explanation:
     if wish.model:
         from ridgeline.cli.source import graph_of
 
-        model = graph_of(wish.model, {"mode": "train"} if _is_zoo(wish) else {}, wish.model_options)
+        # A name of the zoo is trained unless an option says otherwise; a file knows its mode
+        is_zoo = not wish.model.endswith((".json", ".json.gz")) and ".py:" not in wish.model and not any(
+            option.replace(" ", "").startswith("mode=") for option in wish.model_options
+        )  # fmt: skip
+        model = graph_of(wish.model, {"mode": "train"} if is_zoo else {}, wish.model_options)
 
     def progress(done: int, total: int) -> None:
         if total > 4 and sys.stderr.isatty():
@@ -117,13 +121,6 @@ def explained(wish: Wish) -> Explanation:
     return explain(
         list(wish.sources), on=wish.device, model=model, rank=wish.rank, step=wish.step, between=wish.between,
         annotation=wish.annotation, progress=progress,
-    )  # fmt: skip
-
-
-def _is_zoo(wish: Wish) -> bool:
-    """A name of the zoo is trained unless an option says otherwise; a file knows its mode."""
-    return not wish.model.endswith((".json", ".json.gz")) and ".py:" not in wish.model and not any(
-        option.replace(" ", "").startswith("mode=") for option in wish.model_options
     )  # fmt: skip
 
 
@@ -209,8 +206,14 @@ def _numbers(out: Console, found: Explanation) -> None:
     if not found.totals["all"]["num_gpu_events"]:
         return
     won = found.recoverable_ms / found.step_ms if found.step_ms else 0.0
+    # What the step's length rests on: how many were recorded, and what they took then
+    replay = found.replay
+    said = [f"mean of {replay.num_steps}"] if replay.num_steps > 1 else []
+    if replay.recorded_ms > 1.02 * replay.step_ms:
+        said.append(f"{_short(replay.recorded_ms, 4)} as recorded")
+    step_basis = f" ({', '.join(said)})" if said else ""
     numbers = (
-        (f"{_short(found.step_ms, 4)} ms", f"a step{_step_basis(found)}"),
+        (f"{_short(found.step_ms, 4)} ms", f"a step{step_basis}"),
         (percent(found.step_busy_frac), "device busy"),
         (f"{_short(found.recoverable_ms)} ms", f"to win back ({percent(won)})"),
     )
@@ -219,15 +222,6 @@ def _numbers(out: Console, found: Explanation) -> None:
     for line in [one] if len(one) + 2 <= out.width else parts:
         out.print(Text("  ") + line)
     out.print()
-
-
-def _step_basis(found: Explanation) -> str:
-    """What the step's length rests on: how many were recorded, and what they took then."""
-    replay = found.replay
-    said = [f"mean of {replay.num_steps}"] if replay.num_steps > 1 else []
-    if replay.recorded_ms > 1.02 * replay.step_ms:
-        said.append(f"{_short(replay.recorded_ms, 4)} as recorded")
-    return f" ({', '.join(said)})" if said else ""
 
 
 def _findings(out: Console, found: Explanation, top: int) -> None:

@@ -149,6 +149,18 @@ def _need_lines(p: Prediction) -> list[draw.Line]:
         verdict, style = "tight", "yellow"
     else:
         verdict, style = "fits", "green"
+    kinds = sorted(p.memory.by_kind.items(), key=lambda item: -item[1])
+    kinds_text = " · ".join(f"{kind} {show_bytes(num)}" for kind, num in kinds)
+    slow = (
+        f"  the limit stretches compute-bound kernels by {draw.percent(p.throttle - 1)}" if p.throttle > 1.001 else ""
+    )
+    power_text = Text.assemble(f"{p.power_w:.0f} W on average ", (f"of {p.device.tdp_w:.0f} W{slow}", draw.DIM))
+    basis_meaning = {
+        Basis.MEASURED: "read from a measurement",
+        Basis.FITTED: "coefficients fitted on measurements of this device",
+        Basis.DATASHEET: "part of it rests on the datasheet alone",
+        Basis.ASSUMED: "part of it rests on assumed numbers",
+    }[p.basis]
     return [
         (
             "peak memory",
@@ -160,24 +172,12 @@ def _need_lines(p: Prediction) -> list[draw.Line]:
                 (verdict, style),
             ),
         ),
-        ("", Text(_kinds_text(p), style=draw.DIM)),
+        ("", Text(kinds_text, style=draw.DIM)),
         ("energy", Text.assemble((show_joules(p.energy_j), "bold"), (" a step", draw.DIM))),
-        ("power", _power_text(p)),
+        ("power", power_text),
         ("money", _money_text(p)),
-        ("basis", Text.assemble(draw.basis(p.basis), (f"  {_basis_meaning(p.basis)}", draw.DIM))),
+        ("basis", Text.assemble(draw.basis(p.basis), (f"  {basis_meaning}", draw.DIM))),
     ]
-
-
-def _kinds_text(p: Prediction) -> str:
-    kinds = sorted(p.memory.by_kind.items(), key=lambda item: -item[1])
-    return " · ".join(f"{kind} {show_bytes(num)}" for kind, num in kinds)
-
-
-def _power_text(p: Prediction) -> Text:
-    slow = (
-        f"  the limit stretches compute-bound kernels by {draw.percent(p.throttle - 1)}" if p.throttle > 1.001 else ""
-    )
-    return Text.assemble(f"{p.power_w:.0f} W on average ", (f"of {p.device.tdp_w:.0f} W{slow}", draw.DIM))
 
 
 def _money_text(p: Prediction) -> Text:
@@ -188,15 +188,6 @@ def _money_text(p: Prediction) -> Text:
     return Text.assemble(
         (draw.money(p.usd), "bold"), (f" a step{per_million}, at {draw.money(hourly)} an hour", draw.DIM)
     )
-
-
-def _basis_meaning(found: Basis) -> str:
-    return {
-        Basis.MEASURED: "read from a measurement",
-        Basis.FITTED: "coefficients fitted on measurements of this device",
-        Basis.DATASHEET: "part of it rests on the datasheet alone",
-        Basis.ASSUMED: "part of it rests on assumed numbers",
-    }[found]
 
 
 @dataclass(slots=True)

@@ -125,17 +125,14 @@ def loads(content: bytes, where: str = "the text") -> Graph:
     try:
         document = json.loads(content.decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise GraphError(f"{where} is not JSON ({_brief(error)}): it was cut short or is not a saved graph") from error
+        brief = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise GraphError(f"{where} is not JSON ({brief}): it was cut short or is not a saved graph") from error
     reader = _Reader(where)
     try:
         return verify(reader.graph(document))
     except GraphError as error:
         message = str(error)
         raise error if message.startswith(where) else GraphError(f"{where}: {message}") from error
-
-
-def _brief(error: BaseException) -> str:
-    return str(error).splitlines()[0][:120] if str(error) else type(error).__name__
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -115,16 +115,12 @@ def candidates(facts: Facts, cluster: Cluster, base: Plan, space: Space) -> Iter
                     yield from _finer(sized, facts, cluster, space, eps)
 
 
-def _recomputes(facts: Facts, space: Space) -> list[str]:
-    """Selective recomputation is of attention: without any it is no choice."""
-    return [name for name in space.recompute if facts.heads or name != "selective"]
-
-
 def _finer(sized: Plan, facts: Facts, cluster: Cluster, space: Space, eps: Iterable[int]) -> Iterator[Plan]:
     for ep in eps:
         for micro in micro_batches(facts, space):
             for zero in space.zero if sized.dp * sized.cp > 1 else (0,):
-                for recompute in _recomputes(facts, space):
+                # Selective recomputation is of attention: without any it is no choice
+                for recompute in [name for name in space.recompute if facts.heads or name != "selective"]:
                     for vp in space.vp if sized.pp > 1 else (1,):
                         for name in ("interleaved",) if vp > 1 else space.schedule if sized.pp > 1 else ("1f1b",):
                             made = replace(sized, ep=ep, micro_batch=micro, zero=zero, recompute=recompute, vp=vp,

@@ -92,10 +92,18 @@ def load_of(graph: Graph) -> Load:
     found: dict[tuple[float, ...], float] = {}
     mixed = graph.mode == "train" and graph.meta.get("precision") == "fp16"
     if mixed:  # half-precision copies are made of all parameters
-        found[KINDS.index("memory"), 0.0, 6.0 * _dense_params(graph), *NO_PRODUCT] = 1.0
+        # Parameters outside of huge tables
+        params = (value for value in graph.values if value.kind is Kind.PARAM and value.alias is None)
+        small = (value for value in params if not value.type.shape or value.type.shape[0] < SPARSE_ROWS)
+        dense_params = float(sum(value.type.numel * value.count for value in small))
+        found[KINDS.index("memory"), 0.0, 6.0 * dense_params, *NO_PRODUCT] = 1.0
     score_bytes = cells = num_ops = 0.0
     for node, times in _nodes(graph):
-        site = _site(graph, node)
+        values = graph.values
+        ins = tuple(values[v].type for v in node.inputs)
+        outs = tuple(values[v].type for v in node.outputs)
+        held = [values[root_of(values, v)].num_bytes for v in node.inputs]
+        site = site_of(node, ins, outs, [min(t.num_bytes, h) if h else t.num_bytes for t, h in zip(ins, held)])
         work = work_of(site)
         if not work.num_bytes and not work.flops:
             continue
@@ -132,13 +140,6 @@ def _product(node: Node) -> tuple[float, float, float, float]:
     return float(a["n"] * positions), a["o"] / groups, a["c"] * math.prod(a["kernel"]) / groups, float(groups)
 
 
-def _dense_params(graph: Graph) -> float:
-    """Parameters outside of huge tables."""
-    params = (value for value in graph.values if value.kind is Kind.PARAM and value.alias is None)
-    small = (value for value in params if not value.type.shape or value.type.shape[0] < SPARSE_ROWS)
-    return float(sum(value.type.numel * value.count for value in small))
-
-
 def _traffic_bytes(node: Node, site: Site, num_bytes: float, mixed: bool) -> float:
     """Bytes of a node; optimizers of mixed precision update in fp32, gradients of a huge table touch only some rows."""
     if mixed and node.op in ("optimizer", "foreach"):
@@ -156,14 +157,6 @@ def _nodes(graph: Graph) -> Iterator[tuple[Node, int]]:
             yield from ((node, item.repeat) for node in item.nodes)
         else:
             yield item, 1
-
-
-def _site(graph: Graph, node: Node) -> Site:
-    values = graph.values
-    ins = tuple(values[v].type for v in node.inputs)
-    outs = tuple(values[v].type for v in node.outputs)
-    held = [values[root_of(values, v)].num_bytes for v in node.inputs]
-    return site_of(node, ins, outs, [min(t.num_bytes, h) if h else t.num_bytes for t, h in zip(ins, held)])
 
 
 def _kind(node: Node) -> int:

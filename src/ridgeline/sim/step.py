@@ -245,7 +245,10 @@ class StepRun:
         self.tails = [self._gradients(stage) for stage in range(plan.pp)]
         self.optimizer_s = self._optimizer_s()
         self.compute_end_s = max(e + t for e, t in zip(self.timeline.end_s, self.tails, strict=True))
-        self.frame_s = self._frame_s()
+        # What surrounds the passes: the step's own overhead, and waiting for the slowest of many ranks
+        base = self.compute_end_s + self.optimizer_s
+        hosts = max(1.0, self.plan.world / self.cluster.host.num_devices)
+        self.frame_s = self.stack["step_s"] + base * self.stack["straggle"] * math.log2(hosts)
 
     def _send_s(self) -> float:
         if self.plan.pp == 1:
@@ -323,12 +326,6 @@ class StepRun:
 
     def _stage_numel(self, stage: int) -> float:
         return sum(self.positions[self.order.position(stage, c)].shard_numel for c in range(self.order.num_chunks))
-
-    def _frame_s(self) -> float:
-        """What surrounds the passes: the step's own overhead, and waiting for the slowest of many ranks."""
-        base = self.compute_end_s + self.optimizer_s
-        hosts = max(1.0, self.plan.world / self.cluster.host.num_devices)
-        return self.stack["step_s"] + base * self.stack["straggle"] * math.log2(hosts)
 
     @property
     def step_s(self) -> float:

@@ -16,7 +16,6 @@ from ridgeline.trace.columns import BAD_TIME, MAX_NS, Ints, instants_ns, ints, t
 from ridgeline.trace.dialect import ELEMENT_BYTES, copy_of, kind_of
 from ridgeline.trace.events import Document
 from ridgeline.trace.gather import Gathered
-from ridgeline.trace.intervals import Nanos
 from ridgeline.trace.kind import WORK, Kind
 from ridgeline.trace.link import Rows, link, module_path, user_line
 from ridgeline.trace.nesting import Stacks
@@ -143,6 +142,7 @@ def _rows(
         device, stream, thread = found[0][place], found[1][place], found[2][place]
     ends = start + gathered.column("duration", np.int64)
     starts = np.concatenate((start, held.start))
+    # What the file's times are multiples of: a microsecond in old traces, a nanosecond in new ones
     return Rows(
         words=gathered.words,
         start=starts,
@@ -162,7 +162,7 @@ def _rows(
         source=words("source") if gathered.own else _derived(gathered, words("stack"), user_line),
         step=argument("step").astype(np.int32),
         launch=np.full(num + more, -1, dtype=np.int32),
-        clock_ns=_clock_ns(starts, ends),
+        clock_ns=1000 if len(starts) and not (starts % 1000).any() and not (ends % 1000).any() else 1,
     )
 
 
@@ -174,11 +174,6 @@ def _from_flows(gathered: Gathered, *, exact: bool) -> Ints:
     ids = dict(zip(keys, ints([flow[1] for flow in gathered.flows]).tolist(), strict=True))
     place, start = gathered.column("place", np.int32).tolist(), gathered.column("start", np.int64).tolist()
     return np.array([ids.get(key, -1) for key in zip(place, start, strict=True)], dtype=np.int64)
-
-
-def _clock_ns(start: Nanos, end: Nanos) -> int:
-    """What the file's times are multiples of: a microsecond in old traces, a nanosecond in new ones."""
-    return 1000 if len(start) and not (start % 1000).any() and not (end % 1000).any() else 1
 
 
 def _device_and_stream(gathered: Gathered, kind: NDArray[np.int8], places: _Places) -> tuple[Ids, Ids]:

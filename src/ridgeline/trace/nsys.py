@@ -137,19 +137,16 @@ def read_nsys(path: Path) -> Trace:
 
 def _open(path: Path) -> sqlite3.Connection:
     """Read-only, with a deadline: a file from elsewhere decides nothing."""
-    connection = sqlite3.connect(f"file:{_quoted(path)}?mode=ro&immutable=1", uri=True)
+    from urllib.parse import quote
+
+    quoted = quote(str(path.resolve()))
+    connection = sqlite3.connect(f"file:{quoted}?mode=ro&immutable=1", uri=True)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     connection.execute("PRAGMA trusted_schema=OFF")
     connection.execute("PRAGMA cell_size_check=ON")
     deadline = time.monotonic() + 300.0  # max seconds
     connection.set_progress_handler(lambda: int(time.monotonic() > deadline), 100_000)
     return connection
-
-
-def _quoted(path: Path) -> str:
-    from urllib.parse import quote
-
-    return quote(str(path.resolve()))
 
 
 def _kernels(export: _Export, gathered: _Gathered) -> None:

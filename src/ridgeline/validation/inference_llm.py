@@ -92,7 +92,9 @@ def case_of(row: Row) -> Case:
         return _mlperf(row, made, device)
     used, formats = engine_of(row, device), formats_of(row, made, device)
     layout, replicas = layout_of(row)
-    said = _benched(row, made, used, layout)
+    said = _tables("benched", scenario=row.text("scenario"), engine=used.name, isl=row.number("isl") or 0,
+                   osl=row.number("osl") or 0, sparse=made.is_sparse, attention_dp=layout.attention_dp,
+                   ep=layout.ep)  # fmt: skip
     used = replace(used, memory_frac=said.get("memory_frac", used.memory_frac))
     layout = LAYOUTS[said.get("layout", "as recorded")](layout)
     if used.name == "trtllm-engine":  # compiled engines attend to everything unless a window is asked for
@@ -104,12 +106,6 @@ def case_of(row: Row) -> Case:
         work = _queued(row, deployment, said.get("requests"))
         return Case(_offline(deployment), work, _per_token(row, deployment), "token", f"{what}, maximum load")
     return _static(row, deployment, metric, what)
-
-
-def _benched(row: Row, made: Anatomy, used: Engine, layout: Layout) -> dict[str, Any]:
-    return _tables("benched", scenario=row.text("scenario"), engine=used.name, isl=row.number("isl") or 0,
-                   osl=row.number("osl") or 0, sparse=made.is_sparse, attention_dp=layout.attention_dp,
-                   ep=layout.ep)  # fmt: skip
 
 
 def _static(row: Row, deployment: Deployment, metric: str, what: str) -> Case:
@@ -246,18 +242,15 @@ def _mlperf(row: Row, made: Anatomy, device: Device) -> Case:
     if "padded_osl" in said:
         read, write = np.full_like(read, read.max()), np.full_like(write, said["padded_osl"])
     work = Workload(read, write, np.zeros(2000), title="all at once")
-    rate = _mlperf_rate(row, osl) / (num / layout.num_devices) / said.get("offline_frac", 1.0)
-    what = f"{row.text('model')} on {num} × {device.name}, {scenario.partition(';')[0]}"
-    return Case(_offline(deployment), work, 1 / rate, "sample", what)
-
-
-def _mlperf_rate(row: Row, osl: int) -> float:
     value, unit = row.number("value"), row.text("unit").lower()
     if not value or value <= 0:
         raise InputError("no rate is given")
     if unit.startswith("token") and value < 1000 and osl > 1 and "Server" in row.text("scenario"):
         raise InputError("a rate in tokens that can only be one in requests: the unit is uncertain")
-    return value / osl if unit.startswith("token") else value
+    mlperf_rate = value / osl if unit.startswith("token") else value
+    rate = mlperf_rate / (num / layout.num_devices) / said.get("offline_frac", 1.0)
+    what = f"{row.text('model')} on {num} × {device.name}, {scenario.partition(';')[0]}"
+    return Case(_offline(deployment), work, 1 / rate, "sample", what)
 
 
 def _narrowest(made: Anatomy, device: Device, formats: Precision, used: Engine, num: int) -> Layout:

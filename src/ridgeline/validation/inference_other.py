@@ -55,7 +55,10 @@ def workload(row: Row) -> Workload:
     said = _tables("work", network=network, scenario=row.text("scenario"))
     if device(name).dram.capacity_bytes < said.get("tables_bytes", 0):
         raise InputError(f"the tables do not fit into the memory of {name}: part of the lookups leave the device")
-    tensor_ranks = _tensor_ranks(row)
+    found = re.search(r"tp(\d+) pp(\d+)", row.text("engine").lower())
+    if found and int(found.group(2)) > 1:
+        raise InputError("stages of a pipeline for one batch are not modeled")
+    tensor_ranks = int(found.group(1)) if found else 1
     options = tuple((key, model[key]) for key in ("head", "width", "layers", "seq") if key in model)
     if "seq" in said:
         options = (*options, ("seq", _tokens(row, said["seq"], model.get("first_sample"))))
@@ -151,10 +154,3 @@ def _tokens(row: Row, usual: int, first_sample: float | None) -> int:
         return round(int(found.group(1)) * filled)
     noted = re.search(r"Sequence Length=(\d+)", row.text("notes"))
     return int(noted.group(1)) if noted else usual
-
-
-def _tensor_ranks(row: Row) -> int:
-    found = re.search(r"tp(\d+) pp(\d+)", row.text("engine").lower())
-    if found and int(found.group(2)) > 1:
-        raise InputError("stages of a pipeline for one batch are not modeled")
-    return int(found.group(1)) if found else 1

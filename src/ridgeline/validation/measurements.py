@@ -18,7 +18,17 @@ MAX_BYTES = 1 << 28
 def read_measurements(path: str | os.PathLike[str]) -> list[tuple[int, Mapping[str, str]]]:
     """(line, columns) of every row; a file without the required columns is an error, a bad row is judged later."""
     header, rows = read_table(path)
-    _check_header(header, Path(path))
+    source = Path(path)
+    missing = [name for name in REQUIRED if name not in header]
+    if missing:
+        known = nearest(missing[0], header) if header else "; the file is empty"
+        raise InputError(
+            f"{source} has no column {missing[0]!r}{known} "
+            f"(needed: {', '.join(REQUIRED)}; optional: {', '.join(OPTIONAL)})"
+        )
+    twice = {name for name in header if header.count(name) > 1 and name in REQUIRED + OPTIONAL}
+    if twice:
+        raise InputError(f"{source} has the column {sorted(twice)[0]!r} twice: keep one")
     return rows
 
 
@@ -51,16 +61,3 @@ def _record(header: list[str], cells: list[str]) -> dict[str, str]:
     """Columns by name; what a short line lacks is empty, and judged as such."""
     padded = cells + [""] * (len(header) - len(cells))
     return {name: cell.strip() for name, cell in zip(header, padded, strict=False)}
-
-
-def _check_header(header: list[str], source: Path) -> None:
-    missing = [name for name in REQUIRED if name not in header]
-    if missing:
-        known = nearest(missing[0], header) if header else "; the file is empty"
-        raise InputError(
-            f"{source} has no column {missing[0]!r}{known} "
-            f"(needed: {', '.join(REQUIRED)}; optional: {', '.join(OPTIONAL)})"
-        )
-    twice = {name for name in header if header.count(name) > 1 and name in REQUIRED + OPTIONAL}
-    if twice:
-        raise InputError(f"{source} has the column {sorted(twice)[0]!r} twice: keep one")

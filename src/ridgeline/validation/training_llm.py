@@ -324,15 +324,12 @@ def flops_per_token(row: Row, case: Case) -> float:
     if "hw" in row.text("metric").lower():
         return 96.0 * layers * h * h * (1 + seq / (6 * h) + vocab / (16 * layers * h))
     kv, wide = c.hkv / c.heads, c.ffn / h * (1.5 if c.gated else 1.0)
-    seen = 0.5 if _counts_half(row) else 1.0
-    return 12.0 * layers * h * h * (1 + kv + seen * seq / h + wide + vocab / (2 * layers * h))
-
-
-def _counts_half(row: Row) -> bool:
     text = row.text("software").lower()
     release = re.search(r"nemo\D{0,20}(\d\d)\.(\d\d)", text)
     major, minor = (int(release[1]), int(release[2])) if release else (0, 0)
-    return bool(publications("training_llm")["flops"].choose({"software": text, "major": major, "minor": minor}))
+    counts_half = bool(publications("training_llm")["flops"].choose({"software": text, "major": major, "minor": minor}))
+    seen = 0.5 if counts_half else 1.0
+    return 12.0 * layers * h * h * (1 + kv + seen * seq / h + wide + vocab / (2 * layers * h))
 
 
 def outside_s(row: Row, step: Step) -> float:

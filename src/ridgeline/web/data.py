@@ -23,6 +23,11 @@ MAX_POINTS = 1200
 
 def report_data(prediction: Prediction, rate: tuple[str, float] | None) -> dict[str, Any]:
     """Everything the page shows."""
+    found = prediction.device
+    device_numbers = [
+        [key, value, str(found.provenance(key).basis), found.provenance(key).source]
+        for key, value in found.numbers().items()
+    ]
     return {
         "title": _title(prediction),
         "totals": _totals(prediction, rate),
@@ -32,7 +37,7 @@ def report_data(prediction: Prediction, rate: tuple[str, float] | None) -> dict[
         "rows": _columns(prediction),
         "notes": list(prediction.notes),
         "bases": _bases(prediction),
-        "device": _device_numbers(prediction),
+        "device": device_numbers,
     }
 
 
@@ -195,11 +200,3 @@ def _bases(p: Prediction) -> list[list[Any]]:
     for row in p.rows():
         sums[row.basis] += row.expected_s
     return [[str(basis), seconds] for basis, seconds in sums.items() if seconds > 0]
-
-
-def _device_numbers(p: Prediction) -> list[list[Any]]:
-    found = p.device
-    return [
-        [key, value, str(found.provenance(key).basis), found.provenance(key).source]
-        for key, value in found.numbers().items()
-    ]

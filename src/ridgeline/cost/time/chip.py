@@ -121,22 +121,18 @@ def columns(*values: ArrayLike) -> tuple[Floats, ...]:
     return tuple(arrays)
 
 
-def _matrix_peaks(device: Device) -> dict[str, float]:
-    """Peaks by dtype, with the device's own stand-ins; a dtype it cannot compute at all is left out."""
+def chip_of(device: Device) -> Chip:
+    """The physics of ``device``, all that the time models read of it."""
+    # Peaks by dtype, with the device's own stand-ins; a dtype it cannot compute at all is left out
     peaks: dict[str, float] = {}
     for name in MATRIX_DTYPES:
         with suppress(HardwareError):
             peaks[name] = device.peak_flops_per_s("tensor", name)
-    return peaks
-
-
-def chip_of(device: Device) -> Chip:
-    """The physics of ``device``, all that the time models read of it."""
     return Chip(
         name=device.name, arch=device.arch, num_sms=device.num_cores, clock_hz=device.boost_hz,
         dram_bytes_per_s=device.dram.bandwidth_bytes_per_s, l2_bytes=device.l2.capacity_bytes,
         l2_bytes_per_s=device.l2.bandwidth_bytes_per_s, smem_bytes=device.shared.capacity_bytes,
-        tensor_flops_per_s=_matrix_peaks(device),
+        tensor_flops_per_s=peaks,
         vector_flops_per_s=device.peak_flops_per_s("vector", "fp32"), tdp_w=device.tdp_w, idle_w=device.idle_w,
         origin=device.parent or device.name,
     )  # fmt: skip

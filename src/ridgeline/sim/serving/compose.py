@@ -60,7 +60,16 @@ def deployment_of(model: str | Anatomy, on: str, wanted: Wanted) -> Deployment:
     if wanted.disaggregated:
         prefill, pool = _split(made, where, wanted)
     else:
-        prefill, pool = None, _one_pool(made, where, wanted, formats, used)
+        layout = _layout(made, wanted.tp, wanted) if wanted.tp else _smallest(made, where, wanted, formats, used)
+        replicas, rest = divmod(where.num_devices, layout.num_devices)
+        if rest or not replicas:
+            raise InputError(
+                f"a replica takes {layout.num_devices} devices (tp {layout.tp} × attention_dp {layout.attention_dp} × "
+                f"pp {layout.pp}) and {where.num_devices} × {where.device.name} do not divide by it"
+                f"{_widths(made, where, wanted)}"
+            )
+        one_pool = Pool(layout, replicas)
+        prefill, pool = None, one_pool
     return Deployment(made, where.device, formats, used, pool, prefill, draft, wanted.cache_tokens)
 
 
@@ -72,18 +81,6 @@ def default_precision(made: Anatomy) -> str:
 def _layout(made: Anatomy, tp: int, wanted: Wanted) -> Layout:
     ep = wanted.ep or (tp * wanted.attention_dp if wanted.attention_dp > 1 and made.is_sparse else 1)
     return Layout(tp=tp, pp=wanted.pp, attention_dp=wanted.attention_dp, ep=ep)
-
-
-def _one_pool(made: Anatomy, where: Cluster, wanted: Wanted, formats: Any, used: Engine) -> Pool:
-    layout = _layout(made, wanted.tp, wanted) if wanted.tp else _smallest(made, where, wanted, formats, used)
-    replicas, rest = divmod(where.num_devices, layout.num_devices)
-    if rest or not replicas:
-        raise InputError(
-            f"a replica takes {layout.num_devices} devices (tp {layout.tp} × attention_dp {layout.attention_dp} × "
-            f"pp {layout.pp}) and {where.num_devices} × {where.device.name} do not divide by it"
-            f"{_widths(made, where, wanted)}"
-        )
-    return Pool(layout, replicas)
 
 
 def _widths(made: Anatomy, where: Cluster, wanted: Wanted) -> str:

@@ -121,7 +121,11 @@ class Oracle:
         busy += attention * (largest / max(new, 1)) / parts
         if not sequences:  # the pipeline fills and drains; where it is full of decoding, parts follow without a gap
             busy *= 1 + (parts - 1) / self.stages
-        if not self._is_replayed(mine * tokens_each + largest):
+        # Whether an iteration with prompts, so many tokens in all, comes from a graph
+        tokens = mine * tokens_each + largest
+        engine = self.engine
+        is_replayed = engine.graphed_prompts and not 0 < engine.graph_tokens < tokens
+        if not is_replayed:
             busy = busy + self.host_floor_s if self._is_recurrent else max(busy, self.host_floor_s)
         more_s = coef["mixed_s"] * self.rank.anatomy.num_layers / USUAL_LAYERS
         hosted = -(-(sequences + len(prompts)) // groups)
@@ -132,11 +136,6 @@ class Oracle:
     def _is_recurrent(self) -> bool:
         """Recurrences are cut into chunks by what the device knows: host and device wait for each other."""
         return self.rank.anatomy.attention == "recurrent"
-
-    def _is_replayed(self, tokens: int) -> bool:
-        """Whether an iteration with prompts, so many tokens in all, comes from a graph."""
-        engine = self.engine
-        return engine.graphed_prompts and not 0 < engine.graph_tokens < tokens
 
     @staticmethod
     def _cut(index: int, table: list[float]) -> int:
@@ -171,13 +170,21 @@ def oracle(
     prompts = knots(max(2, max_prompt))
     lengths = prefill_attention_s(rank, prompts, np.zeros_like(prompts)) * coef["prefill"]
     heads = knots(max(2, max_sequences + 512))
+    # What a cached token costs each later chunk of its prompt: its latent form is expanded again
+    scale = coef["prefill"]
+    size = np.array([4096.0])
+    again = prefill_attention_s(rank, size, size * 3) - (
+        prefill_attention_s(rank, size * 4, 0 * size) - prefill_attention_s(rank, size * 3, 0 * size)
+    )
+    past_s = max(0.0, float(again[0]) * scale / float(size[0] * 3))
+    weights_s = weight_bytes(rank.anatomy, rank.layout, rank.precision) / rank.chip.dram_bytes_per_s
     return Oracle(
         rank, engine, group_s, joint_s,
         spread_over(head_s(rank, heads) * coef["gemm"], heads, int(heads[-1])),
         [tuple(float(c[i]) for c in columns) for i in whole],
-        spread_over(lengths, prompts, int(prompts[-1])), _past_s(rank, coef["prefill"]),
+        spread_over(lengths, prompts, int(prompts[-1])), past_s,
         calls * coef["call_s"] * (1 + DRAFT_HOST_FRAC * (tokens_each - 1)),
-        _peak_shares(rank), _weights_s(rank), stages, _hop_s(rank),
+        _peak_shares(rank), weights_s, stages, _hop_s(rank),
         coef["iteration_s"] + coef["rank_s"] * (rank.layout.num_devices - 1),
     )  # fmt: skip
 
@@ -199,15 +206,6 @@ def weighed(total: Sum, tokens: Floats, coef: Mapping[str, float]) -> Floats:
     return np.asarray(sum(seconds * factor.get(part, 1.0) for part, seconds in total.parts.items()) + fixed)
 
 
-def _past_s(rank: Rank, scale: float) -> float:
-    """What a cached token costs each later chunk of its prompt: its latent form is expanded again."""
-    size = np.array([4096.0])
-    again = prefill_attention_s(rank, size, size * 3) - (
-        prefill_attention_s(rank, size * 4, 0 * size) - prefill_attention_s(rank, size * 3, 0 * size)
-    )
-    return max(0.0, float(again[0]) * scale / float(size[0] * 3))
-
-
 def _peak_shares(rank: Rank) -> tuple[float, float]:
     """Seconds a token keeps the matrix units and the DRAM busy at their peaks, for energy."""
     active = 0.0
@@ -227,7 +225,3 @@ def _hop_s(rank: Rank) -> float:
     if rank.layout.pp == 1:
         return 0.0
     return fabric(rank.device, rank.layout.num_devices).send_s(rank.anatomy.hidden * 2.0 * 16) * (rank.layout.pp - 1)
-
-
-def _weights_s(rank: Rank) -> float:
-    return weight_bytes(rank.anatomy, rank.layout, rank.precision) / rank.chip.dram_bytes_per_s

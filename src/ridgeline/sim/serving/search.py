@@ -196,7 +196,9 @@ def _by_replicas(made: Anatomy, on: str, need: Need, wanted: Wanted) -> list[Can
         if need.users:
             work = closed(need.users, need.isl, need.osl, ratio=need.ratio)
         else:
-            work = opened(need.rate_per_s, need.isl, need.osl, num=_enough(need), burst=need.burst, ratio=need.ratio)
+            # Requests of a search at a rate: a minute of them, within reason
+            enough = int(min(4000, max(200, 60 * need.rate_per_s)))
+            work = opened(need.rate_per_s, need.isl, need.osl, num=enough, burst=need.burst, ratio=need.ratio)
         prefill = one.prefill and Pool(one.prefill.layout, one.prefill.replicas * replicas)
         wide = replace(one, pool=Pool(one.pool.layout, one.pool.replicas * replicas), prefill=prefill)
         tried[replicas] = _tried(wide, work, need, wanted, need.users, replicas)
@@ -209,8 +211,3 @@ def _by_replicas(made: Anatomy, on: str, need: Need, wanted: Wanted) -> list[Can
         middle = (low + high) // 2
         low, high = (low, middle) if keeps(middle) else (middle, high)
     return [tried[replicas] for replicas in sorted(tried)]
-
-
-def _enough(need: Need) -> int:
-    """Requests of a search at a rate: a minute of them, within reason."""
-    return int(min(4000, max(200, 60 * need.rate_per_s)))

@@ -103,12 +103,8 @@ def simulate(deployment: Deployment, workload: Workload, *, max_spans: int = 0) 
         deployment, workload, requests, np.array(requests.arrival_s), np.array(requests.first_s), done,
         sum(w.capacity for w in pool), samples, run.spans.rows, spent_j,
         sum(w.iterations for w in run.workers), sum(w.preemptions for w in run.workers),
-        sum(w.held for w in run.workers), _basis(deployment),
+        sum(w.held for w in run.workers), max(calibration_of(deployment.device).basis, deployment.engine.basis),
     )  # fmt: skip
-
-
-def _basis(deployment: Deployment) -> Basis:
-    return max(calibration_of(deployment.device).basis, deployment.engine.basis)
 
 
 def oracle_of(deployment: Deployment, pool: Pool, workload: Workload) -> Oracle:

@@ -182,7 +182,14 @@ def _copies(trace: Trace, by: tuple[str, ...], others: tuple[Trace, ...]) -> Tab
         return Table("copies", columns, ())
     groups, spent = _Groups(trace, rows, keys), trace.duration_s[rows]
     sizes, median = groups.known_sum("bytes"), groups.median(spent)
-    total, exposed = groups.sum(spent), groups.sum(_exposed_s(trace, rows))
+    found = np.zeros(len(trace))
+    code = trace.rank.astype(np.int64) * 2**32 + trace.device
+    for value in np.unique(code[rows]).tolist():
+        own = rows[code[rows] == value]
+        layers = layers_of(trace, trace.gpu & (code == value))
+        found[own] = covered_within(layers.exposed_memcpy, trace.start_ns[own], trace.end_ns[own]) / 1e9
+    exposed_s = found[rows]
+    total, exposed = groups.sum(spent), groups.sum(exposed_s)
     mains = [groups.main(key, spent) for key in ("op", "module", "source")]
     made = [
         (*groups.labels(i), int(groups.count[i]), float(sizes[i]), float(total[i]) * 1e3,
@@ -191,16 +198,6 @@ def _copies(trace: Trace, by: tuple[str, ...], others: tuple[Trace, ...]) -> Tab
         for i in range(groups.num)
     ]  # fmt: skip
     return Table("copies", columns, sorted_rows(made, len(keys) + 2))
-
-
-def _exposed_s(trace: Trace, rows: Index) -> NDArray[np.float64]:
-    found = np.zeros(len(trace))
-    code = trace.rank.astype(np.int64) * 2**32 + trace.device
-    for value in np.unique(code[rows]).tolist():
-        own = rows[code[rows] == value]
-        layers = layers_of(trace, trace.gpu & (code == value))
-        found[own] = covered_within(layers.exposed_memcpy, trace.start_ns[own], trace.end_ns[own]) / 1e9
-    return found[rows]
 
 
 def _collectives(trace: Trace, by: tuple[str, ...], others: tuple[Trace, ...]) -> Table:

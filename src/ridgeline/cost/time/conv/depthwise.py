@@ -44,15 +44,11 @@ def _tiled(conv: Conv) -> bool:
     return conv.c >= 512 or (conv.c >= 256 and conv.width >= 28)
 
 
-def _leaps(conv: Conv) -> bool:
-    """Strides that no channels-last stencil takes: the kernel of any groups runs (6 of 6 recordings, 0 of 260)."""
-    return conv.stride > min(2, conv.side)
-
-
 def _stencil_forward(site: Site, conv: Conv) -> Cost:
     coef = site.coef
     elements, moved = conv.n * conv.out_px * conv.o, conv.input_bytes * (1.0 - site.warm_frac) + conv.output_bytes
-    if conv.channels_last and _leaps(conv):
+    # Strides that no channels-last stencil takes: the kernel of any groups runs (6 of 6 recordings, 0 of 260)
+    if conv.channels_last and (conv.stride > min(2, conv.side)):
         return direct_groups(site, conv)
     if conv.channels_last:
         skipped = max(1.0, conv.in_px / conv.out_px) ** coef["stencil_last_stride"]

@@ -170,19 +170,6 @@ def _turned(site: Site, one: Conv, channels: int, px: int) -> Step:
     return Step(site.cycles_s(cycles), _spread(site, one.n, channels, px))
 
 
-def _vector_apart(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
-    """One group beside another on the vector units."""
-    one = one_group(conv)
-    taken, problem = vector_choice(site, one, choice, op)
-    seconds, kernels = vector_kernel(site, one, choice, op)
-    tiles = -(-problem.rows // taken.rows) * -(-problem.columns // taken.columns) * taken.split
-    small = Step(memset_cost(site)[0], 0.1)
-    main_s = (seconds - (kernels - 1) * small.seconds) * site.coef.get(f"apart_{op}_{choice.way}", 1.0)
-    steps = [Step(main_s, _filled(site, tiles, taken.rows * taken.columns))]
-    steps += [small] * (kernels - 1) + _vector_steps(site, conv, choice, op)
-    return _side_by_side(site, steps, conv.groups)
-
-
 def _vector_steps(site: Site, conv: Conv, choice: Choice, op: str) -> list[Step]:
     """Copies around the vector kernels: tensors of the other layout, or of the channels of one group."""
     one = one_group(conv)
@@ -224,7 +211,16 @@ def _groups_by(site: Site, conv: Conv, op: str, choice: Choice) -> Cost | None:
         return _saving_apart(site, conv, choice, op)
     if choice.way not in VECTOR:
         return None
-    return _vector_apart(site, conv, choice, op)
+    # One group beside another on the vector units
+    one = one_group(conv)
+    taken, problem = vector_choice(site, one, choice, op)
+    seconds, kernels = vector_kernel(site, one, choice, op)
+    tiles = -(-problem.rows // taken.rows) * -(-problem.columns // taken.columns) * taken.split
+    small = Step(memset_cost(site)[0], 0.1)
+    main_s = (seconds - (kernels - 1) * small.seconds) * site.coef.get(f"apart_{op}_{choice.way}", 1.0)
+    steps = [Step(main_s, _filled(site, tiles, taken.rows * taken.columns))]
+    steps += [small] * (kernels - 1) + _vector_steps(site, conv, choice, op)
+    return _side_by_side(site, steps, conv.groups)
 
 
 def _saving_apart(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:

@@ -56,13 +56,6 @@ _AREA = _ROWS * _COLS
 _RESIDENT = np.clip(np.floor(RESIDENT_AREA / _AREA), 1, MAX_RESIDENT)
 
 
-def _dram_s(chip: Chip, coef: Mapping[str, float], operands: Floats, output: Floats, warm: Floats) -> Floats:
-    written = output * (1 - held_frac(operands + output, WRITEBACK_FRAC * chip.l2_bytes))
-    moved = operands * (1 - warm) + written
-    ramp_s = coef["ramp_s"] * moved / (moved + coef["ramp_bytes"])
-    return np.asarray(moved / (coef["dram_frac"] * chip.dram_bytes_per_s) + ramp_s)
-
-
 def _loop_s(chip: Chip, coef: Mapping[str, float], tiles: Floats, depth: Floats, size: float, peak: float) -> Floats:
     """Time of the busiest SM, or of the L2, for every entry of the menu."""
     queue = np.ceil(tiles / chip.num_sms)
@@ -90,7 +83,10 @@ def classic_timing(
     one, chip = chip.along(1), chip.along(2)
     size, out_size, peak = itemsize(dtype), itemsize(out_dtype_of(dtype)), chip.peak_flops_per_s(dtype)
     operands, output = b * (m + n) * k * size, b * m * n * out_size
-    dram_s = _dram_s(chip, coef, operands, output, warm)
+    written = output * (1 - held_frac(operands + output, WRITEBACK_FRAC * chip.l2_bytes))
+    moved = operands * (1 - warm) + written
+    ramp_s = coef["ramp_s"] * moved / (moved + coef["ramp_bytes"])
+    dram_s = np.asarray(moved / (coef["dram_frac"] * chip.dram_bytes_per_s) + ramp_s)
     grain = K_GRAINS.get(dtype, K_GRAIN)
     tiles, depth = b * np.ceil(m / _ROWS) * np.ceil(n / _COLS) * _SPLITS, np.ceil(k / _SPLITS / grain) * grain
     loop_s = _loop_s(chip, coef, tiles, depth, size, peak)

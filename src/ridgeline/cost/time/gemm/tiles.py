@@ -273,11 +273,6 @@ def out_dtype_of(dtype: str) -> str:
     return {"fp8": "bf16", "fp8_e5m2": "bf16", "fp4": "bf16", "int8": "int32", "tf32": "fp32"}.get(dtype, dtype)
 
 
-def _unaligned(n: Floats, k: Floats, in_bytes: float) -> Floats:
-    """Problems whose rows start off 16-byte boundaries, which TMA and wide loads cannot read."""
-    return np.asarray((n * in_bytes % 16 > 0) | (k * in_bytes % 16 > 0))
-
-
 def gemm_timing(
     chip: Chip,
     coef: Mapping[str, float],
@@ -302,7 +297,9 @@ def gemm_timing(
     flops = 2 * b * m * n * k
     slow: Floats | float = 0.0
     if coef["unaligned_frac"] != 1.0:
-        slow = np.where(_unaligned(n, k, in_bytes), loop_s * (1 / coef["unaligned_frac"] - 1), 0.0)
+        # Problems whose rows start off 16-byte boundaries, which TMA and wide loads cannot read
+        unaligned = np.asarray((n * in_bytes % 16 > 0) | (k * in_bytes % 16 > 0))
+        slow = np.where(unaligned, loop_s * (1 / coef["unaligned_frac"] - 1), 0.0)
     expected_s = throttled(coef, busy_s + slow, flops, peak)
     cold_bytes = b * (m + n) * k * in_bytes * (1 - warm) + np.maximum(b * m * n * out_bytes - chip.l2_bytes, 0)
     floor_s = np.maximum(flops / peak, cold_bytes / chip.dram_bytes_per_s)

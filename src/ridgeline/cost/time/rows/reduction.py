@@ -98,13 +98,6 @@ def launch(outer: int, reduced: int, inner: int, num_sms: int, input_vector: int
     return Launch(width, height, vector, values, grid, splits, split_rows)
 
 
-def _meet_cycles(coef: Coef, shape: Launch, outer: int, inner: int) -> float:
-    """Blocks that share an output leave partial results; the last one to arrive folds them."""
-    rows = shape.height if inner > 1 else shape.height * shape.width
-    ragged = coef["meet_ragged"] if inner > 1 and (outer * inner // shape.vector) % shape.width else 1.0
-    return coef["meet_cycles"] + coef["meet_round_cycles"] * ragged * _ceil(shape.splits, rows)
-
-
 def _thread(
     coef: Coef, shape: Launch, view: tuple[int, int, int], op: str, input_vector: int, cold: float
 ) -> tuple[float, float]:
@@ -151,7 +144,11 @@ def reduce_s(
         + coef["ramp_cycles"] * cold * moved / (moved + coef["ramp_bytes"])
     )
     if shape.splits > 1:
-        start += coef["clear_cycles"] + _meet_cycles(coef, shape, outer, inner)
+        # Blocks that share an output leave partial results; the last one to arrive folds them
+        rows = shape.height if inner > 1 else shape.height * shape.width
+        ragged = coef["meet_ragged"] if inner > 1 and (outer * inner // shape.vector) % shape.width else 1.0
+        meet_cycles = coef["meet_cycles"] + coef["meet_round_cycles"] * ragged * _ceil(shape.splits, rows)
+        start += coef["clear_cycles"] + meet_cycles
     return start / chip.clock_hz + body, 2 if shape.splits > 1 else 1, issue > memory
 
 

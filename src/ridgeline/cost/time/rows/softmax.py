@@ -167,16 +167,6 @@ def _warp_backward(rows: int, width: int, size: float, is_log: bool, chip: Chip,
     )  # fmt: skip
 
 
-def _register_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
-    step = coef["reg.step"] + (size < 4) * coef["reg.half"] + (not is_log) * coef["reg.div"]
-    moved = rows * width * size
-    return kernel(
-        "cunn_SoftMaxForwardReg", chip, coef, 1.0, _first("reg", coef, warm),
-        rounds(rows, chip.num_sms, coef["tail_frac"]), coef["reg.block"] + width / 1024 * step, 0.0,
-        coef["reg.burst"] * stream_s(chip, coef, moved, moved, warm),
-    )  # fmt: skip
-
-
 def _shared_forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
     steps = ceil(width * size / VECTOR_BYTES / 1024)
     moved = rows * width * size
@@ -250,7 +240,13 @@ def _forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef:
     if width <= WARP_MAX_FORWARD and width * size <= 4 * WARP_MAX_FORWARD:
         return _warp_forward(rows, width, size, is_log, chip, coef, warm)
     if width <= REGISTER_MAX:
-        return _register_forward(rows, width, size, is_log, chip, coef, warm)
+        step = coef["reg.step"] + (size < 4) * coef["reg.half"] + (not is_log) * coef["reg.div"]
+        moved = rows * width * size
+        return kernel(
+            "cunn_SoftMaxForwardReg", chip, coef, 1.0, _first("reg", coef, warm),
+            rounds(rows, chip.num_sms, coef["tail_frac"]), coef["reg.block"] + width / 1024 * step, 0.0,
+            coef["reg.burst"] * stream_s(chip, coef, moved, moved, warm),
+        )  # fmt: skip
     aligned = width * size % VECTOR_BYTES == 0
     choice = _shared_forward if aligned and width * size < SMEM_BYTES else _plain_forward
     return choice(rows, width, size, is_log, chip, coef, warm)
@@ -262,11 +258,6 @@ def _backward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef
     aligned = width * size % VECTOR_BYTES == 0
     choice = _shared_backward if aligned and width * size < SMEM_BYTES else _plain_backward
     return choice(rows, width, size, is_log, chip, coef, warm)
-
-
-def _mul(moved: float, chip: Chip, coef: Coef, warm: float) -> Kernel:
-    first = _first("mul", coef, warm)
-    return kernel("mul", chip, coef, 1.0, first, 0.0, 0.0, 0.0, stream_s(chip, coef, 2 * moved, moved, warm))
 
 
 def _fill(moved: float, size: float, chip: Chip, coef: Coef) -> Kernel:
@@ -283,13 +274,6 @@ def _nll_forward(rows: int, width: int, size: float, chip: Chip, coef: Coef, war
     far = spilled(rows * width * size, coef["left_frac"] * chip.l2_bytes)
     chain = steps * (coef["nll.step"] + coef["nll.miss"] * (1.0 - warm) + far * coef["nll.far"])
     return kernel("nll_loss_forward", chip, coef, 1.0, coef["nll.first"], 1.0, chain, 0.0, 0.0)
-
-
-def _nll_backward(rows: int, width: int, size: float, chip: Chip, coef: Coef, warm: float) -> Kernel:
-    steps = ceil(rows / _nll_threads(rows))
-    far = spilled(rows * width * size, coef["left_frac"] * chip.l2_bytes)
-    chain = steps * (coef["nllb.step"] + coef["nllb.miss"] * (1.0 - warm) + far * coef["nllb.far"])
-    return kernel("nll_loss_backward", chip, coef, 1.0, coef["nllb.first"], 1.0, chain, 0.0, 0.0)
 
 
 def kernels(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> list[Kernel]:
@@ -309,11 +293,16 @@ def kernels(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> list[Kernel
             made.append(_nll_forward(rows, width, size, chip, coef, warm_frac))
         return made
     if call.kind == "softmax":
-        mul = _mul(moved, chip, coef, warm_frac)
+        first = _first("mul", coef, warm_frac)
+        mul = kernel("mul", chip, coef, 1.0, first, 0.0, 0.0, 0.0, stream_s(chip, coef, 2 * moved, moved, warm_frac))
         return [mul, _backward(rows, width, size, False, chip, coef, max(warm_frac, left_over(3 * moved, chip, coef)))]
     if call.kind == "log_softmax":
         return [_backward(rows, width, size, True, chip, coef, warm_frac)]
-    made = [_fill(moved, size, chip, coef), _nll_backward(rows, width, size, chip, coef, warm_frac)]
+    steps = ceil(rows / _nll_threads(rows))
+    far = spilled(rows * width * size, coef["left_frac"] * chip.l2_bytes)
+    chain = steps * (coef["nllb.step"] + coef["nllb.miss"] * (1.0 - warm_frac) + far * coef["nllb.far"])
+    nll_backward = kernel("nll_loss_backward", chip, coef, 1.0, coef["nllb.first"], 1.0, chain, 0.0, 0.0)
+    made = [_fill(moved, size, chip, coef), nll_backward]
     if call.kind == "cross_entropy":
         made.append(_backward(rows, width, size, True, chip, coef, max(warm_frac, 0.5 * left_over(moved, chip, coef))))
     return made

@@ -173,11 +173,6 @@ def _strided_instructions(coef: Coef, sweep: Sweep) -> float:
     return coef["strided_instr"] + coef["strided_thread_instr"] / per_thread + coef["index_instr"] * offsets + sweep.alu
 
 
-def _lines_frac(sweep: Sweep) -> float:
-    """Cache lines that a warp of a transposed pass touches, of the 32 it can."""
-    return min(1.0, sweep.rows / 32.0, sweep.row_bytes / 128.0 if sweep.row_bytes > 0.0 else 1.0)
-
-
 def _instructions(coef: Coef, sweep: Sweep) -> float:
     path = sweep.path
     if path == "vector":
@@ -185,7 +180,9 @@ def _instructions(coef: Coef, sweep: Sweep) -> float:
     if path == "strided":
         return _strided_instructions(coef, sweep)
     if path == "transposed":
-        return max(_strided_instructions(coef, sweep), coef["transposed_instr"] * _lines_frac(sweep))
+        # Cache lines that a warp of a transposed pass touches, of the 32 it can
+        lines_frac = min(1.0, sweep.rows / 32.0, sweep.row_bytes / 128.0 if sweep.row_bytes > 0.0 else 1.0)
+        return max(_strided_instructions(coef, sweep), coef["transposed_instr"] * lines_frac)
     if path == "cast":
         return coef["cast_instr"] + sweep.alu
     if path == "fused":

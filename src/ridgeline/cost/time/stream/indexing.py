@@ -117,13 +117,6 @@ def missed_frac(chip: Chip, table_rows: float, row_bytes: float, count: float) -
     return first + (1.0 - first) * (1.0 - stream.resident_frac(chip, table_rows * row_bytes))
 
 
-def _fill_s(chip: Chip, table_bytes: float, size: float) -> float:
-    numel = table_bytes / size
-    return stream.sweep_s(
-        chip, stream.DEFAULTS, Sweep(numel, 0.0, table_bytes, 0, stream.DEFAULTS["fill_instr"], size, "plain"), 0.0
-    )
-
-
 def _index_sort_s(chip: Chip, coef: Coef, count: float, rows: float) -> tuple[float, int]:
     if count <= _TILE_INDICES:
         return coef["tile_cycles"] / chip.clock_hz, 1
@@ -137,7 +130,11 @@ def table_gradient_s(
     chip: Chip, coef: Coef, rows: float, width: float, count: float, size: float, warm_frac: float, bags: bool
 ) -> tuple[float, int]:
     """Gradient of a table: few indices one after the other, many sorted so that equal ones are summed."""
-    filled = _fill_s(chip, rows * width * size, size)
+    table_bytes = rows * width * size
+    numel = table_bytes / size
+    filled = stream.sweep_s(
+        chip, stream.DEFAULTS, Sweep(numel, 0.0, table_bytes, 0, stream.DEFAULTS["fill_instr"], size, "plain"), 0.0
+    )
     if not bags and count <= _FEW_INDICES:
         wait = coef["feature_index_cycles"] + coef["feature_miss_cycles"] * (1.0 - warm_frac)
         return filled + (coef["feature_cycles"] + count * wait) / chip.clock_hz, 2

@@ -163,18 +163,15 @@ def scan_s(chip: Chip, coef: Coef, rows: int, length: int, size: float, warm_fra
     return coef["row_cycles"] / chip.clock_hz + blend(4.0, latency, issue), 1
 
 
-def _whole_chip_select(rows: int, length: int) -> bool:
-    """Where ATen's top-k spreads each row over several blocks."""
-    limits = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800))
-    return length >= next((least for most, least in limits if rows <= most), 400)
-
-
 def topk_s(chip: Chip, coef: Coef, rows: int, length: int, k: int, size: float, warm_frac: float) -> tuple[float, int]:
     """The k largest of each row: radix select, then a sort of the winners."""
     bits = 8.0 * size
     sorted_s = block_sort_s(chip, coef, rows, k, bits) if k > 1 else 0.0
     num_sorts = 1 if k > 1 else 0
-    if not _whole_chip_select(rows, length):
+    # Where ATen's top-k spreads each row over several blocks
+    limits = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800))
+    whole_chip_select = length >= next((least for most, least in limits if rows <= most), 400)
+    if not whole_chip_select:
         threads = min(1024, -(-length // 32) * 32)
         steps = max(1.0, length / 1024.0)
         lone = coef["select_cycles"] + coef["select_step_cycles"] * (length / 1024.0) * (0.75 + bits / 64.0)
