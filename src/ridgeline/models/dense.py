@@ -341,7 +341,15 @@ def _segformer(r: Request) -> Graph:
         )
         maps.append(x)
         net.exit()
-    return _segment(net, _segformer_head(net, maps))
+    # Logits, or in training their per-pixel cross-entropy at four times the resolution
+    logits = _segformer_head(net, maps)
+    if not net.train:
+        return net.finish([logits])
+    b, c, h, w = net.shape(logits)
+    wide = net.resize(logits, 4 * h, 4 * w, fn="upsample_bilinear2d")
+    rows = b * 16 * h * w
+    flat = net.reshape(net.contiguous(net.permute(wide, b, 4 * h, 4 * w, c)), rows, c)
+    return net.finish([net.cross_entropy(flat, net.input("labels", TensorType((rows,), INT64)))], frees=False)
 
 
 def _segformer_head(net: Net, maps: list[int]) -> int:
@@ -359,17 +367,6 @@ def _segformer_head(net: Net, maps: list[int]) -> int:
     x = net.conv(net.pointwise("relu", x), 150, 1, "classifier", bias=True)
     net.exit()
     return x
-
-
-def _segment(net: Net, logits: int) -> Graph:
-    """Logits, or in training their per-pixel cross-entropy at four times the resolution."""
-    if not net.train:
-        return net.finish([logits])
-    b, c, h, w = net.shape(logits)
-    wide = net.resize(logits, 4 * h, 4 * w, fn="upsample_bilinear2d")
-    rows = b * 16 * h * w
-    flat = net.reshape(net.contiguous(net.permute(wide, b, 4 * h, 4 * w, c)), rows, c)
-    return net.finish([net.cross_entropy(flat, net.input("labels", TensorType((rows,), INT64)))], frees=False)
 
 
 register(

@@ -55,6 +55,28 @@ from ridgeline.cost.time.conv.problem import (
 from ridgeline.cost.time.conv.vector_units import saved, simt_forward, simt_input_grad, simt_weight_grad, vector_cost
 
 
+def _input_grad_tiles(site: Site, conv: Conv) -> Cost:
+    loop = sum_costs(input_grad_loop(site, conv), _grad_widened(site, conv), odd_filters(site, conv))
+    return (
+        loop
+        if conv.channels_last
+        else sum_costs(w_transform(site, conv), y_transform(site, conv), loop, x_transform(site, conv, fresh=True))
+    )
+
+
+def _weight_grad_tiles(site: Site, conv: Conv) -> Cost:
+    loop = sum_costs(weight_grad_loop(site, conv), _grad_widened(site, conv))
+    return (
+        loop
+        if conv.channels_last
+        else sum_costs(x_transform(site, conv), y_transform(site, conv), loop, w_transform(site, conv, fresh=True))
+    )
+
+
+def _input_grad_product(site: Site, conv: Conv) -> Cost:
+    return pointwise_forward(site, conv, "dgrad")
+
+
 def _left_in_place(conv: Conv) -> bool:
     """Channels-first 16-bit tensors of few channels whose transforms would cost more than vector units do.
 
@@ -71,6 +93,14 @@ def _left_in_place(conv: Conv) -> bool:
         return False
     small = conv.n * conv.out_px * conv.o <= 22.5e6 and conv.n * conv.out_px <= 115_000
     return (conv.c <= 12 and small) or (elements <= 12_500 and conv.o > 570)
+
+
+def _vector_pass(site: Site, conv: Conv) -> Cost:
+    """16-bit tensors read where they lie by kernels of the vector units, no transform."""
+    depth_s = site.cycles_s(site.coef["vector_depth_cycles"] * conv.c * conv.taps)
+    seconds, kernels = _image_forward(site, conv)
+    start_s = site.cycles_s(site.coef["simt_start_cycles"])
+    return start_s + both_costs(seconds - start_s, depth_s), kernels
 
 
 def _as_product(site: Site, conv: Conv, op: str) -> Cost:
@@ -114,11 +144,7 @@ def _forward(site: Site, conv: Conv) -> Cost:
     if product and not small_images(conv) and misalignment(site, conv) == 1.0:
         return product
     if _left_in_place(conv):
-        # 16-bit tensors read where they lie by kernels of the vector units, no transform
-        depth_s = site.cycles_s(site.coef["vector_depth_cycles"] * conv.c * conv.taps)
-        seconds, kernels = _image_forward(site, conv)
-        start_s = site.cycles_s(site.coef["simt_start_cycles"])
-        return start_s + both_costs(seconds - start_s, depth_s), kernels
+        return _vector_pass(site, conv)
     whole = forward_loop(site, conv)
     if not conv.channels_last:
         whole = sum_costs(x_transform(site, conv), w_transform(site, conv), whole, y_transform(site, conv, fresh=True))
@@ -160,13 +186,8 @@ def _input_grad(site: Site, conv: Conv) -> Cost:
             else plain
         )
     if conv.pointwise:
-        return pointwise_forward(site, conv, "dgrad")
-    loop = sum_costs(input_grad_loop(site, conv), _grad_widened(site, conv), odd_filters(site, conv))
-    return (
-        loop
-        if conv.channels_last
-        else sum_costs(w_transform(site, conv), y_transform(site, conv), loop, x_transform(site, conv, fresh=True))
-    )
+        return _input_grad_product(site, conv)
+    return _input_grad_tiles(site, conv)
 
 
 def _grad_widened(site: Site, conv: Conv) -> Cost:
@@ -185,12 +206,7 @@ def _weight_grad(site: Site, conv: Conv) -> Cost:
         return simt_weight_grad(site, conv)
     if conv.pointwise and not transposed_product(conv):
         return pointwise_weight_grad(site, conv)
-    loop = sum_costs(weight_grad_loop(site, conv), _grad_widened(site, conv))
-    return (
-        loop
-        if conv.channels_last
-        else sum_costs(x_transform(site, conv), y_transform(site, conv), loop, w_transform(site, conv, fresh=True))
-    )
+    return _weight_grad_tiles(site, conv)
 
 
 def _swapped(conv: Conv) -> Conv:
@@ -212,6 +228,20 @@ def _forward_parts(site: Site, conv: Conv, transposed: bool) -> Parts:
     if transposed:
         return Parts(_input_grad(site, conv), 1, conv.output_bytes + conv.weight_bytes, conv.input_bytes)
     return Parts(_forward(site, conv), 1, conv.touched_bytes + conv.weight_bytes, conv.output_bytes)
+
+
+def _backward_parts(site: Site, conv: Conv, transposed: bool, of_input: bool, of_weight: bool) -> Parts:
+    """The gradients asked for; those of a transposed convolution are a forward pass and a weight gradient."""
+    given, made = (conv.touched_bytes, conv.output_bytes) if transposed else (conv.output_bytes, conv.input_bytes)
+    costs: list[Cost] = []
+    read, written = given, 0.0
+    if of_input:
+        costs.append((_forward if transposed else _input_grad)(site, conv))
+        read, written = read + conv.weight_bytes, written + made
+    if of_weight:
+        costs.append(_weight_grad(site, conv))
+        read, written = read + (made if transposed else conv.touched_bytes), written + conv.weight_bytes
+    return Parts(sum_costs(*costs), len(costs), read, written)
 
 
 def _peak_flops_per_s(site: Site, conv: Conv) -> float:
@@ -257,17 +287,4 @@ def _one_stream(coef: Coef, _: str) -> dict[str, float]:
 def _run(site: Site, conv: Conv, phase: str, d: dict[str, int], transposed: bool) -> Time:
     if phase == "fwd":
         return _time(site, conv, _forward_parts(site, conv, transposed))
-    # The gradients asked for; those of a transposed convolution are a forward pass and a weight gradient
-    of_input = bool(d.get("dgrad", 1))
-    of_weight = bool(d.get("wgrad", 1))
-    given, made = (conv.touched_bytes, conv.output_bytes) if transposed else (conv.output_bytes, conv.input_bytes)
-    costs: list[Cost] = []
-    read, written = given, 0.0
-    if of_input:
-        costs.append((_forward if transposed else _input_grad)(site, conv))
-        read, written = read + conv.weight_bytes, written + made
-    if of_weight:
-        costs.append(_weight_grad(site, conv))
-        read, written = read + (made if transposed else conv.touched_bytes), written + conv.weight_bytes
-    backward_parts = Parts(sum_costs(*costs), len(costs), read, written)
-    return _time(site, conv, backward_parts)
+    return _time(site, conv, _backward_parts(site, conv, transposed, bool(d.get("dgrad", 1)), bool(d.get("wgrad", 1))))

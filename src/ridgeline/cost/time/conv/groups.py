@@ -255,14 +255,18 @@ def _grouped_grad(site: Site, conv: Conv, rows: int) -> Cost:
     """Gradients of several taps, of the input or of the weight, whose kernels differ little in what they cost."""
     wide, tall = conv.c // conv.groups, conv.o // conv.groups
     if not site.on_matrix_units(conv):
-        # Group by group: an atomic weight gradient or a scatter, and transposes where the taps are few
-        coef, one = site.coef, one_group(conv)
-        share = min(1.0, one.o / 32.0)
-        each_s = one.flops / (coef["simt_atomic_frac"] * share * site.chip.vector_flops_per_s)
-        if conv.taps == 1 and not conv.channels_last:
-            each_s += (one.input_bytes + one.output_bytes) / (2.0 * coef["group_transpose_bytes_per_s"])
-        return conv.groups * (each_s + site.cycles_s(coef["group_grad_cycles"])), 2 * conv.groups
+        return _wide_type_group_grad(site, conv)
     apart = wide >= 64 and conv.groups >= 32 and rows < 2 * _FEW_ROWS
     if apart or (conv.groups == 2 and wide < 64) or (wide <= 2 < tall and conv.groups >= 8 and not conv.channels_last):
         return min(_looped_groups(site, conv, rows), _packed_groups(site, conv, rows))
     return _packed_groups(site, conv, rows)
+
+
+def _wide_type_group_grad(site: Site, conv: Conv) -> Cost:
+    """Group by group: an atomic weight gradient or a scatter, and transposes where the taps are few."""
+    coef, one = site.coef, one_group(conv)
+    share = min(1.0, one.o / 32.0)
+    each_s = one.flops / (coef["simt_atomic_frac"] * share * site.chip.vector_flops_per_s)
+    if conv.taps == 1 and not conv.channels_last:
+        each_s += (one.input_bytes + one.output_bytes) / (2.0 * coef["group_transpose_bytes_per_s"])
+    return conv.groups * (each_s + site.cycles_s(coef["group_grad_cycles"])), 2 * conv.groups

@@ -45,34 +45,16 @@ def _tile(loop: Loop, wide: bool, tma: bool) -> Tile:
     if wide or not tma or channels < 16:
         return copy_tile(columns, squares)
     if loop.taps <= 1.0:
-        if channels <= 48:
-            return (64, 128, 32 if channels <= 32 else 64, True) if squares > 700 else (64, 64, 64, False)
-        return (128, 128, 64, True) if squares > 16 or (channels >= 1024 and rows > 500) else (64, 64, 64, False)
+        return _single_tap_tile(rows, columns, channels, squares)
     small = -(-rows // 64) * -(-columns // 64)
     if columns <= 32:
-        if channels < 64:
-            return (64, 64, 32, False) if squares <= 60 else (128, 32, 32, False)
-        return (64, 64, 64, True) if small <= 132 else (64, 32, 64, False)
+        return _column_tile(channels, squares, small)
     if loop.stride > 2 and rows >= 300:
-        # Strides of three and more: no small tiles
-        if channels < 64:
-            return (128, 128, 32, True)
-        if columns <= 64:
-            return (256, 64, 64, True)
-        return (256, 128, 64, True) if channels >= 320 and columns >= 384 else (128, 128, 64, True)
+        return _skipping_tile(columns, channels)
     if channels < 64:
-        even = loop.taps in (4, 16)
-        if even and columns > 64 and squares > 32:
-            return (128, 128, 64, True)
-        if squares <= 32:
-            return (64, 64, 64 if channels > 24 and columns > 64 else 32, False)
-        if squares <= 200 or rows <= 14000:
-            return (64, 128 if columns > 64 else 64, 32, False)
-        return (128, 128, 32, True) if columns > 64 and channels <= 32 else (256, 64, 32, True)
+        return _shallow_tile(rows, columns, channels, squares, loop.taps in (4, 16))
     if columns <= 64:
-        if rows <= 24000:
-            return (64, 64, 64, channels >= 128)
-        return (256, 64, 32, True) if channels >= 128 else (128, 64, 64, True)
+        return _narrow_tile(rows, channels)
     if small <= 150:
         return (64, 64, 64, channels >= 128)
     return (64, 128, 64, True) if squares <= 66 else _large_tile(loop, squares)
@@ -95,6 +77,43 @@ def copy_tile(columns: int, squares: int) -> Tile:
     if squares <= 20:
         return (64, 64, 64, False)
     return (128, 128, 32, False) if columns > 64 else (256, 64, 32, False)
+
+
+def _single_tap_tile(rows: int, columns: int, channels: int, squares: int) -> Tile:
+    if channels <= 48:
+        return (64, 128, 32 if channels <= 32 else 64, True) if squares > 700 else (64, 64, 64, False)
+    return (128, 128, 64, True) if squares > 16 or (channels >= 1024 and rows > 500) else (64, 64, 64, False)
+
+
+def _skipping_tile(columns: int, channels: int) -> Tile:
+    """Strides of three and more: no small tiles."""
+    if channels < 64:
+        return (128, 128, 32, True)
+    if columns <= 64:
+        return (256, 64, 64, True)
+    return (256, 128, 64, True) if channels >= 320 and columns >= 384 else (128, 128, 64, True)
+
+
+def _column_tile(channels: int, squares: int, small: int) -> Tile:
+    if channels < 64:
+        return (64, 64, 32, False) if squares <= 60 else (128, 32, 32, False)
+    return (64, 64, 64, True) if small <= 132 else (64, 32, 64, False)
+
+
+def _narrow_tile(rows: int, channels: int) -> Tile:
+    if rows <= 24000:
+        return (64, 64, 64, channels >= 128)
+    return (256, 64, 32, True) if channels >= 128 else (128, 64, 64, True)
+
+
+def _shallow_tile(rows: int, columns: int, channels: int, squares: int, even: bool) -> Tile:
+    if even and columns > 64 and squares > 32:
+        return (128, 128, 64, True)
+    if squares <= 32:
+        return (64, 64, 64 if channels > 24 and columns > 64 else 32, False)
+    if squares <= 200 or rows <= 14000:
+        return (64, 128 if columns > 64 else 64, 32, False)
+    return (128, 128, 32, True) if columns > 64 and channels <= 32 else (256, 64, 32, True)
 
 
 def loop_s(site: Site, loop: Loop, tile: Tile, dtype: str, segmented: bool = False) -> float:
@@ -169,13 +188,17 @@ def _input_grad_tile(site: Site, conv: Conv, loop: Loop) -> Tile:
     if conv.stride > 2:
         return (128, 64, 64, False)
     if loop.channels <= 32 and loop.columns >= 384:
-        # Many input channels from few output channels
-        if -(-loop.rows // 128) * -(-loop.columns // 128) <= 32:
-            return (64, 64, 32, False)
-        return (128, 64, 32 if loop.rows <= 60_000 else 64, False)
+        return _flat_tile(loop)
     if loop.columns <= 32 and loop.channels >= 64 and loop.rows >= 80_000 and site.tma:
         return (256, 64, 32, True)
     return _tile(loop, False, site.tma)
+
+
+def _flat_tile(loop: Loop) -> Tile:
+    """Many input channels from few output channels."""
+    if -(-loop.rows // 128) * -(-loop.columns // 128) <= 32:
+        return (64, 64, 32, False)
+    return (128, 64, 32 if loop.rows <= 60_000 else 64, False)
 
 
 def weight_grad_loop(site: Site, conv: Conv) -> Cost:

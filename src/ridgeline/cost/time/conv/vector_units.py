@@ -82,6 +82,17 @@ def fourier_terms(conv: Conv, op: str) -> dict[str, float]:
             "large_filter": large * filters, "large_output": large * outputs}  # fmt: skip
 
 
+def _by_fourier(site: Site, conv: Conv, op: str) -> Cost:
+    """Images and filters transformed, spectra multiplied by a library's product, results transformed back."""
+    coef = pass_choice(site.coef, f"fourier.{op}")
+    seconds = sum(coef[name] * value for name, value in fourier_terms(conv, op).items())
+    seconds *= MEASURED_VECTOR_FLOPS_PER_S / site.chip.vector_flops_per_s
+    main = seconds, 1 + 3 * num_fourier_tiles(conv) if op == "dgrad" else 5 + 3 * (_spectrum(conv) > _TILE)
+    if not conv.channels_last:
+        return main
+    return sum_costs(x_transform(site, conv), w_transform(site, conv), main, y_transform(site, conv, fresh=True))
+
+
 def winograd_terms(conv: Conv) -> dict[str, float]:
     """The same for a weight gradient of transformed tiles: images, gradients, their products, filters."""
     return {"start": 1.0, "input": float(conv.n * conv.in_px * conv.c), "output": float(conv.n * conv.out_px * conv.o),
@@ -151,14 +162,7 @@ def simt_weight_grad(site: Site, conv: Conv) -> Cost:
 def saved(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
     """A dense pass by transforms."""
     if choice.way == "fourier" and op != "wgrad" and conv.rank == 2:
-        # Images and filters transformed, spectra multiplied by a library's product, results transformed back
-        coef = pass_choice(site.coef, f"fourier.{op}")
-        seconds = sum(coef[name] * value for name, value in fourier_terms(conv, op).items())
-        seconds *= MEASURED_VECTOR_FLOPS_PER_S / site.chip.vector_flops_per_s
-        main = seconds, 1 + 3 * num_fourier_tiles(conv) if op == "dgrad" else 5 + 3 * (_spectrum(conv) > _TILE)
-        if not conv.channels_last:
-            return main
-        return sum_costs(x_transform(site, conv), w_transform(site, conv), main, y_transform(site, conv, fresh=True))
+        return _by_fourier(site, conv, op)
     if choice.way == "winograd" and op == "wgrad" and conv.side == 3 and conv.rank == 2:
         return _by_winograd(site, conv)
     return _saving(site, conv, choice.way)

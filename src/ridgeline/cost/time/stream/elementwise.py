@@ -317,13 +317,6 @@ def _rearranged(call: Call, dims: dict[str, int], numel: float, size: float) -> 
     return None
 
 
-def _vector_width(numel: float, size: float) -> float:
-    width = 8.0 if size <= 2.0 else 4.0
-    while width > 1.0 and numel % width:
-        width /= 2.0
-    return width
-
-
 def _cat(coef: Coef, chip: Chip, dims: dict[str, int], size: float) -> Sweep:
     numel = float(dims["n"] * (dims["c"] + dims["c2"]))
     aligned = dims["c"] * size % 16 == 0 and dims["c2"] * size % 16 == 0
@@ -347,7 +340,9 @@ def _special(call: Call, dims: dict[str, int], numel: float, size: float, coef: 
     if kind == "masked_fill":
         return [Sweep(numel, moved, moved, 1, 0, size, "copy"), Sweep(numel, moved + numel, moved, 2, 1, size)]
     if kind == "dropout":
-        width = _vector_width(numel, size)
+        width = 8.0 if size <= 2.0 else 4.0
+        while width > 1.0 and numel % width:
+            width /= 2.0
         alu = coef["dropout_instr"] + coef["dropout_thread_instr"] / (width if width > 1.0 else 4.0)
         return [Sweep(numel, moved, moved + numel, 1, alu, size, "paced")]
     if kind == "cast":

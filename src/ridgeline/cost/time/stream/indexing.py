@@ -68,7 +68,14 @@ def gather_s(chip: Chip, coef: Coef, rows: float, row_bytes: float, table_bytes:
     """Rows copied from a table by index, a block each: first touches from DRAM, the rest from the L2."""
     moved = rows * row_bytes
     if row_bytes % 16.0:
-        return _pick_s(chip, coef, rows, row_bytes, table_bytes, warm_frac)
+        # Elements or ragged rows picked one by one: index arithmetic, and a whole sector for every miss
+        numel = rows * max(1.0, row_bytes / 4.0)
+        sector_bytes, cold = max(row_bytes, _SECTOR_BYTES), 1.0 - warm_frac
+        missed = missed_frac(chip, max(1.0, table_bytes / sector_bytes), sector_bytes, rows)
+        fetched = rows * (sector_bytes * missed + row_bytes + _INDEX_BYTES) * cold
+        memory = fetched / (coef["row_frac"] * chip.dram_bytes_per_s)
+        start = coef["start_cycles"] + coef["miss_cycles"] * cold
+        return start / chip.clock_hz + blend(coef["overlap"], memory, issue_s(chip, numel * coef["pick_instr"]))
     from_dram = moved * missed_frac(chip, max(1.0, table_bytes / row_bytes), row_bytes, rows)
     cold = 1.0 - warm_frac
     dram_s = (from_dram + moved) * cold / (coef["row_frac"] * chip.dram_bytes_per_s)
@@ -76,17 +83,6 @@ def gather_s(chip: Chip, coef: Coef, rows: float, row_bytes: float, table_bytes:
     blocks = rows * max(1.0, row_bytes / 4096.0)
     start = coef["start_cycles"] + coef["miss_cycles"] * cold
     return start / chip.clock_hz + blend(coef["overlap"], memory, blocks * coef["block_cycles"] / chip.clock_hz)
-
-
-def _pick_s(chip: Chip, coef: Coef, rows: float, row_bytes: float, table_bytes: float, warm_frac: float) -> float:
-    """Elements or ragged rows picked one by one: index arithmetic, and a whole sector for every miss."""
-    numel = rows * max(1.0, row_bytes / 4.0)
-    sector_bytes, cold = max(row_bytes, _SECTOR_BYTES), 1.0 - warm_frac
-    missed = missed_frac(chip, max(1.0, table_bytes / sector_bytes), sector_bytes, rows)
-    fetched = rows * (sector_bytes * missed + row_bytes + _INDEX_BYTES) * cold
-    memory = fetched / (coef["row_frac"] * chip.dram_bytes_per_s)
-    start = coef["start_cycles"] + coef["miss_cycles"] * cold
-    return start / chip.clock_hz + blend(coef["overlap"], memory, issue_s(chip, numel * coef["pick_instr"]))
 
 
 def scatter_s(chip: Chip, coef: Coef, rows: float, row_bytes: float, size: float, warm_frac: float) -> float:
