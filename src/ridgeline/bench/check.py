@@ -12,9 +12,6 @@ from torch import Tensor
 from ridgeline.bench.verdict import Verdict, judge
 from ridgeline.kernels.contract import Case, Trial, trials
 
-REPEATS_BEFORE = 2
-"""Calls after the first until both passes of a call are repeated from their plans, where the first call is noted."""
-
 LAYOUTS = ("contiguous", "sliced", "misaligned", "transposed")
 
 
@@ -55,7 +52,8 @@ def check_case(
 
 def repeated(trial: Trial, args: tuple[Any, ...], seed: int) -> list[tuple[str, Tensor]]:
     """The same once more, after as many calls as it takes until they are repeated without Python."""
-    for _ in range(REPEATS_BEFORE):
+    # Calls after the first until both passes of a call are repeated from their plans, where the first call is noted.
+    for _ in range(2):
         results(trial.call, args, seed, trial.constants)
     poison(args_device(args))
     return results(trial.call, args, seed, trial.constants)

@@ -29,13 +29,11 @@ from ridgeline.hardware import Device
 EVENT_S = host.DEFAULTS["event_s"]
 GAP_S = host.DEFAULTS["event_gap_s"]
 STEPS = (0.8, 1.25, 0.93, 1.075)
-MAX_ROWS = 160  # of a family that are fitted: enough for its few coefficients, little enough for minutes
 COVER = 0.9
 FEW_KERNELS = 12  # beyond, convolutions in groups run on several streams
 LATE_S, SHORT_S = 4e-6, 2e-4
 """Events around a call of up to the second length that read so much more than its kernels took waited for the host:
 of 995 such calls of attention on an H200 436 read over 8 µs more, 45 read 4 to 8 and 36 read 2 to 4 µs more."""
-SHORT_OF = 12  # fewer rows than this get no interval of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,8 @@ def fit(rows: list[Sample], pricer: Pricer, key: str) -> tuple[dict[str, Any], l
     family = family_of(rows[0].call.kind)
     start = dict(pricer.calibration.coef(family, rows[0].call)[0])
     start.pop("leftover_frac", None)  # a factor of calls alone was learned beside other coefficients than these
-    coef = descend(order[:half][:MAX_ROWS], family, pricer.chip, start)
+    # of a family that are fitted: enough for its few coefficients, little enough for minutes
+    coef = descend(order[:half][:160], family, pricer.chip, start)
     judged = [(row, *_judged(row, family, pricer.chip, coef)) for row in order]
     held = [log for _, _, log in judged[half:]] or [log for _, _, log in judged]
     ratios = [math.exp(log) - 1 for log in held]
@@ -170,8 +169,9 @@ def intervals(errors: Iterable[tuple[Sample, float, float]]) -> dict[str, Any]:
     for row, busy_s, log in errors:
         kinds[key_of(row.call)].append((busy_s, abs(log)))
         families[family_of(row.call.kind).name].append(abs(log))
+    # fewer rows than this get no interval of their own
     return {
-        "kinds": {name: _kind_widths(found) for name, found in kinds.items() if len(found) >= SHORT_OF},
+        "kinds": {name: _kind_widths(found) for name, found in kinds.items() if len(found) >= 12},
         "families": {name: _quantile(found) for name, found in families.items()},
     }
 

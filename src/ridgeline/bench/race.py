@@ -20,15 +20,6 @@ from ridgeline.bench.clock import FLUSH_BYTES
 from ridgeline.bench.contenders import GRADIENT_IN_FORWARD, Call, compiled_form, contenders
 from ridgeline.kernels.contract import Case, Trial, trials
 
-HEAD_START_CYCLES = 400_000
-"""About 210 µs of an idle device before the clock starts, so that the host's part is over before the device's begins.
-
-80 µs were enough on a quiet host; on a busy one `torch.autograd.grad` alone took 90.
-"""
-
-CALLS_BEFORE = 4
-"""Forward calls before a backward pass is timed, for everybody: a call's first times are not its last."""
-
 PHASES = ("fwd", "bwd", "step", "call")
 
 
@@ -75,7 +66,9 @@ class Course:
             for name, run in order[i % len(order) :] + order[: i % len(order)]:
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 self.flush.zero_()
-                torch.cuda._sleep(HEAD_START_CYCLES)
+                # About 210 µs of an idle device before the clock starts, so that the host's part is over before the
+                # device's begins. 80 µs were enough on a quiet host; on a busy one `torch.autograd.grad` alone took 90.
+                torch.cuda._sleep(400_000)
                 start.record()
                 run()
                 end.record()
@@ -196,7 +189,8 @@ def runner(
             return torch.autograd.grad(outputs, wanted, [torch.ones_like(o) for o in outputs], allow_unused=True)
 
         return step
-    for _ in range(CALLS_BEFORE):
+    # Forward calls before a backward pass is timed, for everybody: a call's first times are not its last
+    for _ in range(4):
         outputs = _smooth(caller(*leaves))
     seeds = [torch.randn_like(value) for value in outputs]
     return lambda: torch.autograd.grad(outputs, wanted, seeds, retain_graph=True, allow_unused=True)

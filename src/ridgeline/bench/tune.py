@@ -16,9 +16,6 @@ from ridgeline.errors import KernelError
 from ridgeline.kernels import tuning
 from ridgeline.kernels.contract import Case, Trial, trials
 
-GAIN = 1.02
-"""A neighbor must be this many times faster than the default to replace it: less is noise."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
@@ -80,7 +77,8 @@ def _best(kernel: str, sizes: dict[str, Any], default: Any, of: Case, build: Any
             except (KernelError, RuntimeError):  # too much shared memory, or too many registers: no candidate
                 continue
     best = min(times, key=times.__getitem__)
-    kept = times[default] > GAIN * times[best]
+    # A neighbor must be this many times faster than the default to replace it: less is noise
+    kept = times[default] > 1.02 * times[best]
     if kept:
         tuning.record(kernel, sizes, best)
     return Tuned(kernel, str(of), str(default), times[default], str(best), times[best], len(times), kept)

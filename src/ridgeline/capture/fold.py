@@ -406,15 +406,18 @@ class _Folder:
             self.flat.update(dict.fromkeys(fresh, bundle))
             self.bundles[bundle] = set(fresh)
             outputs[bundle] = None
-        # A bundle dies with its last member
-        bundled = [old for old in node.frees if self.flat.get(old) in self.bundles]
-        made = self._whole([old for old in node.frees if old not in set(bundled)])
+        return replace(node, inputs=tuple(inputs), outputs=tuple(outputs), frees=tuple(self._list_frees(node.frees)))
+
+    def _list_frees(self, olds: Sequence[int]) -> list[int]:
+        """A bundle dies with its last member."""
+        bundled = [old for old in olds if self.flat.get(old) in self.bundles]
+        made = self._whole([old for old in olds if old not in set(bundled)])
         for old in bundled:
             left = self.bundles[self.flat[old]]
             left.discard(old)
             if not left:
                 made.append(self.flat[old])
-        return replace(node, inputs=tuple(inputs), outputs=tuple(outputs), frees=tuple(made))
+        return made
 
     def _list_name(self, old: int) -> int:
         if old in self.flat:
@@ -592,6 +595,9 @@ class _Folder:
         if all(ref not in self.defined and self.old[ref].alias is not None for ref in refs):
             alias = self._alias_slot(open_, refs)
             return self._new(refs[0], alias, name="")
+        return self._resident_stack(open_, ordered)
+
+    def _resident_stack(self, open_: _Open, ordered: tuple[int, ...]) -> int:
         for s, old in enumerate(ordered):
             resident = self.old[old].kind in RESIDENT and self.old[old].alias is None
             if not resident or old in self.flat or old in self.named:

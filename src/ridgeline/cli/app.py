@@ -20,8 +20,6 @@ from ridgeline.cli import llm
 from ridgeline.cli.engine_options import engine
 from ridgeline.errors import InputError, RidgelineError, nearest
 
-FAILED, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
-
 app = typer.Typer(
     name="ridgeline",
     no_args_is_help=True,
@@ -106,9 +104,9 @@ def run(argv: Sequence[str]) -> int:
         return _fail(str(error))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
-        return PIPE_CLOSED
+        return 141  # the reader closed the pipe
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return 130  # interrupted, as shells say it
     except typer.Exit as error:
         return error.exit_code
     except ModuleNotFoundError as error:
@@ -154,7 +152,7 @@ def _fail(message: str) -> int:
 
     message, colored = printable(message), sys.stderr.isatty() and "NO_COLOR" not in os.environ
     print(f"\x1b[1;31merror:\x1b[0m {message}" if colored else f"error: {message}", file=sys.stderr)
-    return FAILED
+    return 2  # a mistake of the user
 
 
 def _show_version(wanted: bool) -> None:

@@ -29,8 +29,6 @@ from ridgeline.trace.memory import Holder
 from ridgeline.trace.read import is_trace_file
 from ridgeline.units import show_bytes
 
-BAR = 24
-
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -156,7 +154,7 @@ def show(found: Explanation, top: int) -> None:
         shares = [(name, num, num / max(1, peak.allocated_bytes), style) for name, num, style in rows]
         add_rows(
             made,
-            [(name, show_bytes(num), percent(frac), bar(frac, BAR, style)) for name, num, frac, style in shares],
+            [(name, show_bytes(num), percent(frac), bar(frac, 24, style)) for name, num, frac, style in shares],
             out.width,
             _ending,
         )

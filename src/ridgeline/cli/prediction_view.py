@@ -22,8 +22,6 @@ WIDE = 118
 """Columns from which the summary stands in two halves and the tables have their wide form."""
 ROOMY = 134
 """Columns from which the longest rows name their kernels too."""
-TIGHT_FRAC = 0.92
-"""Share of the memory above which a step that fits is called tight: the driver and fragments need the rest."""
 
 
 def show(predictions: Sequence[Prediction], by: str, top: int) -> None:
@@ -145,7 +143,8 @@ def _need_lines(p: Prediction) -> list[draw.Line]:
     frac = p.peak_bytes / p.capacity_bytes
     if p.missing_bytes:
         verdict, style = f"does not fit: misses {show_bytes(p.missing_bytes)}", "bold red"
-    elif frac > TIGHT_FRAC:
+    # Share of the memory above which a step that fits is called tight: the driver and fragments need the rest
+    elif frac > 0.92:
         verdict, style = "tight", "yellow"
     else:
         verdict, style = "fits", "green"

@@ -12,7 +12,6 @@ from ridgeline.findings.accounting.waterfall import Bar, Waterfall
 
 STYLES = {"floor": "green", "kernels": "yellow", "unpriced": "blue", "avoidable": "magenta", "copies": "cyan",
           "communication": "bright_magenta", "idle": "red", "unrecorded": "blue", "host": "red"}  # fmt: skip
-LEAST_FRAC = 0.005
 WIDTH = 24
 
 
@@ -39,7 +38,7 @@ def show_waterfall(out: Console, found: Waterfall) -> None:
         names_itself = stage in ("floor", "communication", "unrecorded")
         text = own[0].label if alone and names_itself else f"{label}: {own[0].label}" if alone else label
         rows.append((Text(text, style="bold"), *_cells(ms, frac, STYLES[stage]), _mostly(own[0]) if alone else ""))
-        shown = [] if alone else [one for one in own if one.frac >= LEAST_FRAC][:8]
+        shown = [] if alone else [one for one in own if one.frac >= 0.005][:8]
         rows += [(f"  {one.label}", *_cells(one.ms, one.frac, STYLES[stage]), _mostly(one)) for one in shown]
         rest = [one for one in own if one not in shown]
         if shown and rest:

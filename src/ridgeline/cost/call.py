@@ -68,7 +68,6 @@ class Time(NamedTuple):
 
 
 Selection = Callable[[Coef, str], dict[str, float]]
-MAX_SELECTIONS = 512
 
 
 def selection(choose: Selection) -> Selection:
@@ -78,7 +77,7 @@ def selection(choose: Selection) -> Selection:
     def chosen(coef: Coef, group: str) -> dict[str, float]:
         found = known.get((id(coef), group))
         if found is None or found[0] is not coef:
-            if len(known) >= MAX_SELECTIONS:
+            if len(known) >= 512:  # max selections
                 known.clear()
             found = known[id(coef), group] = coef, choose(coef, group)  # kept alive, so that its id stays its own
         return found[1]

@@ -20,10 +20,6 @@ DEFAULTS: Coef = {
 }
 
 
-FITTED_ARCH = "hopper"
-MIN_SHARE = 0.1
-
-
 @dataclass(frozen=True, slots=True)
 class Activity:
     """What a stretch of work did, in extensive quantities."""
@@ -48,9 +44,9 @@ def matrix_rate_flops_per_s(chip: Chip, dtype: str, coef: Coef) -> float:
     if peak is not None:
         return peak
     wanted = wanted_power_frac(chip.arch, "fp32", chip.vector_flops_per_s, chip.tdp_w)
-    if chip.arch == FITTED_ARCH or wanted is None:
+    if chip.arch == "hopper" or wanted is None:  # the architecture that was fitted
         return chip.vector_flops_per_s
-    above = max(MIN_SHARE, wanted - coef["idle_frac"] - coef["busy_frac"]) / coef["matrix_frac"]
+    above = max(0.1, wanted - coef["idle_frac"] - coef["busy_frac"]) / coef["matrix_frac"]  # min share
     return chip.vector_flops_per_s / min(1.0, above)
 
 

@@ -31,10 +31,6 @@ from ridgeline.hardware import Device
 from ridgeline.hardware.fleet import Fleet
 
 Floats = NDArray[np.float64]
-FEW = 8
-"""Devices from which arrays are worth their while."""
-MENU_PIECE = 128
-"""Devices for which tiles are chosen at once: their menu of some 300 entries then stays in the CPU's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ def estimate_fleet(graph: Graph, fleet: Fleet, execution: str = "eager") -> Pred
         return found
     shared = _Shared(graph, execution, device_at(fleet, 0))
     for index in _groups(fleet):
-        if len(index) < FEW:
+        if len(index) < 8:  # Devices from which arrays are worth their while
             for number in index:
                 one = _alone(graph, device_at(fleet, int(number)), execution)
                 for name, values in one.columns().items():
@@ -256,7 +252,8 @@ class _Group:
                 time = family.model(call, chip, coef, part)
             return time if self.device.kind == "gpu" else unlike_a_gpu(time)
 
-        time = _merged(self._by_path(run, call.kind, MENU_PIECE if call.kind in SERVED else 0), self.num)
+        # Devices for which tiles are chosen at once: their menu of some 300 entries then stays in the CPU's cache
+        time = _merged(self._by_path(run, call.kind, 128 if call.kind in SERVED else 0), self.num)
         widths = self._by_path(
             lambda index: self.pricer.width(call, family.name, entry, basis, at(time.busy_s, index)), "width"
         )

@@ -31,12 +31,8 @@ from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
 
 WARM_STEPS = 8
-MAX_PRICES = 50_000
-"""Calls a pricer remembers for each state of the L2; a study of endless shapes must not grow for ever."""
 STREAMING_FRAC = 0.2
 """Share of a product's DRAM ramp that remains between the kernels of a model (fitted on whole models)."""
-SERVING = ("fa3", "flashinfer", "trtllm")
-"""Attention libraries that serving frameworks bring along; PyTorch's own are fitted apart."""
 SERVED = frozenset({"gemm", "bmm", "attention"})
 """What serving frameworks have kernels of their own for."""
 FRAMEWORK_ARCHS = ("hopper",)
@@ -76,7 +72,8 @@ class Pricer:
         found = prices.get(call)
         if found is None:
             found = self._priced(call, step / WARM_STEPS, flushed, alone or flushed)
-            if len(prices) >= MAX_PRICES:
+            # Calls a pricer remembers for each state of the L2; a study of endless shapes must not grow for ever
+            if len(prices) >= 50_000:
                 prices.clear()
             prices[call] = found
         return found
@@ -139,7 +136,8 @@ class Pricer:
             return entry if entry is not None and entry.get("library") == "cutlass" else None
         entries = self.calibration.families.get("attention", {})
         own = "all" in entries or self.chip.arch in FRAMEWORK_ARCHS
-        if call.kind != "attention" or not entries or (own and call.library not in SERVING):
+        # Attention libraries that serving frameworks bring along; PyTorch's own are fitted apart
+        if call.kind != "attention" or not entries or (own and call.library not in ("fa3", "flashinfer", "trtllm")):
             return None
         return serving.entry_of(entries, call)
 
@@ -158,14 +156,10 @@ def _left_over(time: Time, log: float) -> Time:
     return time._replace(busy_s=max(time.floor_s, time.busy_s * math.exp(log))) if log else time
 
 
-REACHED_FRAC = 0.7
-START_S = 2e-6
-"""Without SMs to fill, the GPU kernels' shapes say nothing: a share of the speed of light and a start are assumed."""
-
-
 def unlike_a_gpu(time: Time) -> Time:
     """The same call on a processor that no kernel model here describes (CPU, TPU, other accelerators)."""
-    return Time(time.floor_s / REACHED_FRAC + START_S, time.floor_s, time.bound)
+    # Without SMs to fill, the GPU kernels' shapes say nothing: a share of the speed of light and a start are assumed.
+    return Time(time.floor_s / 0.7 + 2e-6, time.floor_s, time.bound)
 
 
 @lru_cache(maxsize=32)

@@ -130,14 +130,7 @@ def with_floors(trace: Trace, on: Device | str | None = None, rows: Index | None
                 priced = prices.copy(int(sizes[row]), pinned="pinned" in words.lower())
                 if priced is not None:
                     columns.fill(row, priced)
-    priced = ~np.isnan(columns.floor_s[works])
-    spent = trace.duration_s[works]
-    lost = works[~priced]
-    words, inverse = np.unique(np.where(trace.op[lost] > 0, trace.op[lost], trace.name[lost]), return_inverse=True)
-    sums = np.bincount(inverse, spent[~priced], len(words))
-    worst = [(trace.words[words[i]], float(sums[i])) for i in np.argsort(-sums, kind="stable")]
-    coverage = Coverage(len(works), int(priced.sum()), float(spent.sum()), float(spent[priced].sum()), tuple(worst))
-    return columns.beside(trace), coverage
+    return columns.beside(trace), _coverage(trace, works, columns.floor_s)
 
 
 def _price_ops(trace: Trace, works: Index, prices: _Prices, columns: Columns) -> None:
@@ -255,3 +248,13 @@ def element_of(kernel: str) -> str:
     if opaque:
         return {1: "uint8", 2: "bf16", 4: "fp32", 8: "int64"}.get(int(opaque.group(1)), "")
     return next((ours for theirs, ours in _SPELLED.items() if theirs in kernel), "")
+
+
+def _coverage(trace: Trace, works: Index, floor: Seconds) -> Coverage:
+    priced = ~np.isnan(floor[works])
+    spent = trace.duration_s[works]
+    lost = works[~priced]
+    words, inverse = np.unique(np.where(trace.op[lost] > 0, trace.op[lost], trace.name[lost]), return_inverse=True)
+    sums = np.bincount(inverse, spent[~priced], len(words))
+    worst = [(trace.words[words[i]], float(sums[i])) for i in np.argsort(-sums, kind="stable")]
+    return Coverage(len(works), int(priced.sum()), float(spent.sum()), float(spent[priced].sum()), tuple(worst))

@@ -29,7 +29,6 @@ from ridgeline.trace import Trace, read
 if TYPE_CHECKING:
     from ridgeline.profiler.callback import StepCallback
 
-MAX_WARMUP = 60
 WATCHING, SETTLING, RECORDING = "watching", "settling", "recording"
 PAUSING, TRACING_LINES, DONE = "pausing", "tracing lines", "done"
 BLOCK = "block"
@@ -41,7 +40,7 @@ class Wanted:
 
     steps: int = 3
     warmup: int | None = None
-    max_warmup: int = MAX_WARMUP
+    max_warmup: int = 60
     shapes: bool = True
     stack: bool = False
     modules: bool = True

@@ -12,12 +12,6 @@ FAILURES_PER_DEVICE_DAY = 419 / (54 * 16384)
 """Unexpected interruptions of Llama 3's 405B run: 419 in 54 days on 16,384 H100 (Llama 3 paper, table 5)."""
 RESTART_S = 900.0
 """From a failure to the next step: detect, replace, reload, warm up (assumed; large runs report 5 to 30 minutes)."""
-STORAGE_BYTES_PER_S = 2e12
-"""Sustained rate of a training cluster's storage (Llama 3 paper, section 3.3.1: 2 TB/s sustained, 7 TB/s peak)."""
-CHECKPOINT_BYTES = 14.0
-"""Of a parameter: master copy, two moments and the narrow weights."""
-BLOCKING_FRAC = 0.2
-"""Share of writing a checkpoint that stops training; the rest is copied in the background (assumed)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +41,10 @@ def campaign(step: Step, tokens: float) -> Campaign:
     num_steps = math.ceil(tokens / step.tokens)
     training_s = num_steps * step.step_s
     per_s = FAILURES_PER_DEVICE_DAY * step.plan.world / 86400.0
-    checkpoint_s = BLOCKING_FRAC * step.num_params * CHECKPOINT_BYTES / STORAGE_BYTES_PER_S + 1.0
+    # Sustained rate of a training cluster's storage (Llama 3 paper, section 3.3.1: 2 TB/s sustained, 7 TB/s peak)
+    # Of a parameter: master copy, two moments and the narrow weights
+    # Share of writing a checkpoint that stops training; the rest is copied in the background (assumed)
+    checkpoint_s = 0.2 * step.num_params * 14.0 / 2e12 + 1.0
     every_s = min(training_s, math.sqrt(2.0 * checkpoint_s / per_s))
     lost = checkpoint_s / every_s + per_s * (RESTART_S + every_s / 2.0)
     wall_s = training_s * (1.0 + lost)

@@ -12,10 +12,6 @@ from ridgeline.sim.coefficients import coefficients
 from ridgeline.sim.collectives import Z90, CollectiveTime
 
 MODES = ("throughput", "low_latency")
-LOW_LATENCY_CALL_S = 20e-6
-"""A kernel that posts one write a token and expert, and waits for all (fitted on DeepEP's table of 8 to 256 ranks)."""
-THROUGHPUT_CALL_S = 60e-6
-"""Notify, count and copy kernels around a dispatch that forwards inside the host (assumed)."""
 NETWORK_FRAC, LINK_FRAC = 0.88, 0.79
 """Shares of NIC and NVLink that DeepEP's tables reach (44 of 50 GB/s, 158 of 200 GB/s)."""
 NUM_SMS = {"throughput": 20, "low_latency": 24}
@@ -53,7 +49,9 @@ def exchange_s(routing: Routing, group: Group, cluster: Cluster, mode: str = "th
         return _time("none", 0.0, 0.0, 0.0, 0.0, group, cluster, 0)
     loads = _direct_loads if mode == "low_latency" else _forwarded_loads
     up, out = loads(routing, group)
-    call_s = LOW_LATENCY_CALL_S if mode == "low_latency" else THROUGHPUT_CALL_S
+    # A kernel that posts one write a token and expert, and waits for all (fitted on DeepEP's table of 8 to 256 ranks).
+    # Notify, count and copy kernels around a dispatch that forwards inside the host (assumed)
+    call_s = 20e-6 if mode == "low_latency" else 60e-6
     up_s = up / cluster.scale_up.bandwidth_bytes_per_s
     out_s = out / _rank_network_bytes_per_s(group, cluster) if out else 0.0
     return _time(mode, call_s, up_s, out_s, up, group, cluster, NUM_SMS[mode], out * group.per_host)

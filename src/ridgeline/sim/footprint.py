@@ -14,8 +14,6 @@ from ridgeline.plan.schedule import BACKWARD, FORWARD, WEIGHT, Schedule
 
 CONTEXT_BYTES = 0.9e9
 """CUDA context, library handles and workspaces of a training process on a data-center GPU (assumed: 0.6 to 1.2 GB)."""
-CHANNEL_BYTES = 0.15e9
-"""What a communicator keeps for its channels' buffers (assumed; NCCL's default is 4 MB a channel and peer)."""
 FRAGMENTED_FRAC = 0.04
 """Share of the allocated bytes that the caching allocator cannot hand out (assumed; PyTorch reports 2 to 8 %)."""
 OFFLOADED_FRAC = 0.9
@@ -77,7 +75,8 @@ def footprint(stage: int, held: Sequence[Held], order: Schedule, plan: Plan, cap
         live -= saved[work.chunk] * freed.get(work.kind, 0.0)
     base = sum(static.values())
     kinds = {**static, "activations": peak, "working": working}
-    kinds["buffers"] = CHANNEL_BYTES * sum(n > 1 for n in (plan.tp, plan.cp, plan.dp * plan.cp, plan.pp, plan.ep))
+    # What a communicator keeps for its channels' buffers (assumed; NCCL's default is 4 MB a channel and peer)
+    kinds["buffers"] = 0.15e9 * sum(n > 1 for n in (plan.tp, plan.cp, plan.dp * plan.cp, plan.pp, plan.ep))
     kinds["fragments"] = FRAGMENTED_FRAC * (sum(kinds.values()))
     kinds["context"] = CONTEXT_BYTES
     fixed = base + working + kinds["buffers"] + kinds["fragments"] + CONTEXT_BYTES

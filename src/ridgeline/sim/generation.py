@@ -117,10 +117,6 @@ def _kin(device: Device, fitted: Mapping[str, Mapping[str, float]]) -> str:
     return next(iter(fitted), "")
 
 
-ENOUGH = 6
-"""Published runs in a precision from which a generation is trusted with it."""
-
-
 def default_stack(device: Device, world: int, precision: str = "bf16") -> str:
     """What one would train with on this device: the newest generation that was fitted on it in this precision.
 
@@ -129,7 +125,8 @@ def default_stack(device: Device, world: int, precision: str = "bf16") -> str:
     if world == 1:
         return PLAIN
     own = _seen(device)
-    found = [(_rows(entry, own, precision) >= ENOUGH, bool(entry["devices"].get(own)), entry.get("year", 0), name)
+    # Published runs in a precision from which a generation is trusted with it
+    found = [(_rows(entry, own, precision) >= 6, bool(entry["devices"].get(own)), entry.get("year", 0), name)
              for name, entry in _files().items() if entry.get("default", True)]  # fmt: skip
     return max(found)[-1] if found else PLAIN
 

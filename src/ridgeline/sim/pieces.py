@@ -19,9 +19,6 @@ from ridgeline.sim.generation import Stack
 
 FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2
 FAMILIES = ("matrix", "fp8", "fp4", "grouped", "attention", "memory")
-NARROW_ATTENTION = 0.83
-"""Time of attention in eight bits over that in sixteen, forward and backward: NVIDIA's benchmark of cuDNN 9.18 on a
-GB200 at 32,768 tokens (cudnn-frontend v1.18.0)."""
 _FAMILY = {"conv": "matrix", "grouped_matmul": "grouped", "attention": "attention"}
 
 
@@ -154,7 +151,9 @@ def price(partition: Partition, cluster: Cluster, plan: Plan) -> Priced:
     for segment in segments:
         for line in segment.lines:
             if plan.narrow_attention and line.node.op == "attention":
-                line.busy_s, line.floor_s = line.busy_s * NARROW_ATTENTION, line.floor_s * 0.5
+                # Time of attention in eight bits over that in sixteen, forward and backward: NVIDIA's benchmark of
+                # cuDNN 9.18 on a GB200 at 32,768 tokens (cudnn-frontend v1.18.0).
+                line.busy_s, line.floor_s = line.busy_s * 0.83, line.floor_s * 0.5
             piece, phase = where.get(id(line.node), (0, FORWARD))
             load = loads.setdefault((piece, phase), Load())
             share = line.times / (partition.pieces[piece].repeat if phase != OPTIMIZER else 1)

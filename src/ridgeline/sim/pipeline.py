@@ -177,15 +177,12 @@ def _lengths(passes: Sequence[Pass], split: bool) -> list[float]:
     ]
 
 
-STEADY = 2
-"""Rounds of ``pp`` micro-batches after which every further round takes as long as the last."""
-
-
 def run_steady(name: str, pp: int, num_micro: int, vp: int, passes: Sequence[Pass],
                slow: Sequence[float] = ()) -> tuple[Schedule, Timeline]:  # fmt: skip
     """Like ``run_pipeline``; of many micro-batches only as many are walked as it takes to be periodic."""
     step = pp * (2 if name == "dualpipe" else 1)
-    rounds = (num_micro - STEADY * step) // step
+    # Rounds of ``pp`` micro-batches after which every further round takes as long as the last
+    rounds = (num_micro - 2 * step) // step
     odd = name in ("zero-bubble", "dualpipe") or (vp > 1 and num_micro % pp)  # greedy and uneven ones have no period
     if rounds < 1 or (odd and num_micro <= 64 * pp):
         order = schedule(name, pp, num_micro, vp)

@@ -89,14 +89,10 @@ GraphOf = Callable[[int], Graph]
 """The training graph of a micro-batch of so many samples."""
 
 
-USUAL_MICRO, LARGE_MICRO = (1, 2, 4, 8), (1, 4, 16, 32, 64, 128, 256)
-SHORT_SAMPLE = 512
-"""Tokens below which, as with images, eight samples are too few for a device."""
-
-
 def micro_batches(facts: Facts, space: Space) -> tuple[int, ...]:
     """Those asked for, else more where samples are small."""
-    return space.micro_batch or (LARGE_MICRO if facts.seq <= SHORT_SAMPLE else USUAL_MICRO)
+    # Tokens below which, as with images, eight samples are too few for a device
+    return space.micro_batch or ((1, 4, 16, 32, 64, 128, 256) if facts.seq <= 512 else (1, 2, 4, 8))
 
 
 def candidates(facts: Facts, cluster: Cluster, base: Plan, space: Space) -> Iterator[Plan]:

@@ -200,7 +200,6 @@ def _busy_s(load: Load, device: Device, precision: str, reach: Reach) -> float:
 
 _TILES = ((128, 128, 1.0), (128, 64, 0.9), (64, 64, 0.7), (64, 32, 0.5), (32, 32, 0.3))
 """Rows and columns of a tile, and the rate it reaches of the largest's."""
-_SPLITS, _SHALLOWEST, _SPLIT_FRAC, _MOST_IDLE = (1, 2, 4, 8, 16), 128, 0.9, 2.0
 
 
 def idle_factor(load: Load, num_cores: int) -> Array:
@@ -213,12 +212,12 @@ def idle_factor(load: Load, num_cores: int) -> Array:
     best = np.full(len(rows), np.inf)
     for tile_rows, tile_cols, frac in _TILES:
         tiles = np.ceil(rows / tile_rows) * np.ceil(cols / tile_cols) * count
-        for parts in _SPLITS:
+        for parts in (1, 2, 4, 8, 16):
             waves = np.ceil(tiles * parts / num_cores) * num_cores
-            spent = waves * tile_rows * tile_cols * depth / parts / (frac * (_SPLIT_FRAC if parts > 1 else 1.0))
-            best = np.where((parts == 1) | (depth >= _SHALLOWEST * parts), np.minimum(best, spent), best)
+            spent = waves * tile_rows * tile_cols * depth / parts / (frac * (0.9 if parts > 1 else 1.0))
+            best = np.where((parts == 1) | (depth >= 128 * parts), np.minimum(best, spent), best)
     dense = (load.rows > 0) & ~np.isin(load.kind, (KINDS.index("thin"), KINDS.index("depthwise")))
-    factor: Array = np.where(dense, np.clip(best / (rows * cols * depth * count), 1.0, _MOST_IDLE), 1.0)
+    factor: Array = np.where(dense, np.clip(best / (rows * cols * depth * count), 1.0, 2.0), 1.0)
     return factor
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LEAST_NOISE = 1e-6  # relative; below it two values are the same number computed twice
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
@@ -51,7 +49,7 @@ def series_of(values: Sequence[float]) -> Series:
     noise = float(np.median(steps)) * 1.4826 / math.sqrt(2.0) if num > 2 else 0.0
     if 2 < num < 8:
         noise = max(noise, float(np.sort(steps)[:-1].mean()) / math.sqrt(2.0))
-    scale = max(noise, LEAST_NOISE)
+    scale = max(noise, 1e-6)  # relative; below it two values are the same number computed twice
     price = (12.0 + 60.0 / num + 2.0 * math.log(max(num, 2))) * scale**2  # few runs know their noise badly
     sums, squares = np.concatenate([[0.0], np.cumsum(logs)]), np.concatenate([[0.0], np.cumsum(logs**2)])
     best, last = np.zeros(num + 1), np.zeros(num + 1, dtype=int)

@@ -15,7 +15,6 @@ from ridgeline.errors import InputError, MissingExtra
 from ridgeline.study.space import Columns, Space
 
 SAMPLERS = ("auto", "grid", "random", "sobol", "nsga2", "optuna")
-POPULATION = 100
 Floats = NDArray[np.float64]
 
 
@@ -43,7 +42,7 @@ def fixed_points(space: Space, sampler: str, seed: int, start: int, stop: int) -
 class Nsga2:
     """NSGA-II on the numbers of levels: constrained dominance, crowding, uniform crossover, steps to nearby levels."""
 
-    def __init__(self, space: Space, seed: int, population: int = POPULATION) -> None:
+    def __init__(self, space: Space, seed: int, population: int = 100) -> None:
         self.sizes = np.array([len(axis.levels) for axis in space.axes])
         self.seed, self.population, self.generation = seed, population, 0
         self.genes = np.empty((0, len(self.sizes)), dtype=np.intp)

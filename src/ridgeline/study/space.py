@@ -27,7 +27,6 @@ from ridgeline.units import parse_quantity
 Columns = dict[str, NDArray[Any]]
 EVALUATORS = ("predict", "simulate", "serve")
 LOAD = ("concurrency", "rate", "isl", "osl", "requests", "burst", "ratio")
-RANGE_LEVELS = 33  # of a range without a step, where a sampler needs levels
 KINDS = ("on", "model", "option", "plan", "deployment", "load", "execution", "cluster", "price", "device")
 """What an axis changes, the slowest to change first: a batch shares everything but the numbers of its devices."""
 
@@ -204,7 +203,8 @@ def _levels(name: str, text: str, kind: str) -> tuple[tuple[Any, ...], bool, tup
             if not step_text.isdigit() or int(step_text) < 2:
                 raise InputError(f"{name}={text}: after the colon comes the number of levels, such as {low}..{high}:9")
             return _tidy(np.linspace(a, b, int(step_text)).tolist(), kind), factor, None
-        return _tidy(np.linspace(a, b, RANGE_LEVELS).tolist(), kind), factor, (a, b)
+        # of a range without a step, where a sampler needs levels
+        return _tidy(np.linspace(a, b, 33).tolist(), kind), factor, (a, b)
     words = [word.strip() for word in text.split(",")]
     if "" in words:
         raise InputError(f"{name}={text}: a level is empty")

@@ -19,8 +19,6 @@ from ridgeline.study.space import Columns
 
 Task = tuple[int, Any]  # number of a chunk, and its points where they do not follow from the number
 Evaluate = Callable[[Mapping[str, Any], int, Any], Columns]
-MAX_LOSSES = 5
-LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 
 
 def here(evaluate: Evaluate, spec: Mapping[str, Any], tasks: Iterable[Task]) -> Iterator[tuple[int, Columns]]:
@@ -48,7 +46,7 @@ def processes(
                         yield running.pop(future)[0], columns
             except BrokenProcessPool as error:
                 losses += 1
-                if losses > MAX_LOSSES:
+                if losses > 5:  # times that processes died
                     raise InputError(
                         f"{losses} worker processes died: is there enough memory? give fewer --workers, then --resume"
                     ) from error
@@ -97,7 +95,7 @@ def on_ray(
 def refuse_without_token(address: str) -> None:
     """Whoever reaches a Ray cluster runs code on it: one beyond this machine must ask for a token."""
     host = address.removeprefix("ray://")
-    if address in ("local", "auto") or host.startswith(LOOPBACK):
+    if address in ("local", "auto") or host.startswith(("127.", "localhost", "::1", "[::1]")):
         return
     has_token = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if os.environ.get("RAY_AUTH_MODE") != "token" or not has_token:

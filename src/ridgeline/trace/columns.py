@@ -17,7 +17,6 @@ Ints = NDArray[np.int64]
 MAX_NS = 4 * 10**18
 _MAX_US = MAX_NS / 1e3
 #: A clock above this many microseconds since 1970 (the year 5138) counts nanoseconds.
-_NS_CLOCK = 1e17
 BAD_TIME = np.iinfo(np.int64).min
 
 
@@ -111,7 +110,7 @@ def instants_ns(values: Sequence[Any], *, exact: bool) -> Ints:
     """Microseconds, as numbers or as their text, in whole nanoseconds; BAD_TIME where there is none."""
     if exact:
         return np.array([_exact_ns(value) for value in values], dtype=np.int64)
-    if any(isinstance(value, int) and value > _NS_CLOCK for value in values[:1]):
+    if any(isinstance(value, int) and value > 1e17 for value in values[:1]):  # a clock in nanoseconds
         whole = ints(values, BAD_TIME)
         return np.where(np.abs(whole) < MAX_NS, whole, BAD_TIME)
     column = _numbers(values)

@@ -54,7 +54,6 @@ _COPY_CALL = re.compile(r"Memcpy", re.IGNORECASE)
 #: A wait that ends this long before the device runs dry still explains why nothing was queued.
 _NEAR_NS = 30_000
 #: Between queued kernels, and from a launch to its kernel, a device needs no more than this.
-_LATENCY_NS = 50_000
 _GRAPH_CALL = re.compile(r"GraphLaunch", re.IGNORECASE)
 
 
@@ -214,7 +213,7 @@ def _after_launch(
     linked = launch >= 0
     queued = linked & (called <= idle.start)
     calling = np.where(queued | ~linked, 0, np.rint(trace.duration_s[np.maximum(launch, 0)] * 1e9).astype(np.int64))
-    usual = np.minimum(rest, calling + _LATENCY_NS)
+    usual = np.minimum(rest, calling + 50_000)
     yield "device_gap", np.where(queued, usual, 0)
     yield "launch_bound", np.where(linked & ~queued, usual, 0)
     yield "unrecorded" if host.has_graphs else "unknown", np.where(linked, rest - usual, 0)

@@ -12,8 +12,6 @@ from ridgeline.trace.kind import Kind
 from ridgeline.trace.table import Index, Trace
 
 _TOTAL = re.compile(r"^(?:allocated_bytes(?: since start)?|memory_bytes)(?: \(GPU (\d+)\)| stage (\d+))?$")
-HOLDERS = "memory_holders"
-"""What a trace without allocations says of them: for each device rows of category, line, bytes and blocks."""
 BEFORE = "before the recording"
 
 
@@ -68,7 +66,8 @@ def _peak(trace: Trace, name: str, device: int, limit: int) -> Peak:
     top = int(np.argmax(counter.value))
     at_s, most = float(counter.at_s[top]), int(counter.value[top])
     # Holders that whoever made the trace has written into it
-    told = trace.meta.get(HOLDERS)
+    # What a trace without allocations says of them: for each device rows of category, line, bytes and blocks
+    told = trace.meta.get("memory_holders")
     rows = told.get(str(device), ()) if isinstance(told, dict) else ()
     holders = [
         Holder("", "", str(category), str(line), int(num), int(count)) for category, line, num, count in rows

@@ -20,7 +20,6 @@ from ridgeline.trace.kind import Kind
 
 MAX_SPANS = 6000
 """Spans of the timeline: more than a screen can tell apart."""
-MAX_TABLE_ROWS = 400
 BAR_STYLES = {"floor": "--good", "kernels": "--latency", "unpriced": "--other", "avoidable": "--issue",
               "copies": "--memory", "communication": "--compute", "idle": "--bad", "host": "--bad",
               "unrecorded": "--other", "recording": "--line"}  # fmt: skip
@@ -82,7 +81,7 @@ def _tables(found: Explanation) -> list[dict[str, Any]]:
     if found.context is None:
         return []
     made = [found.table(name) for name in TABLES]
-    return [{**_plain(table.top(MAX_TABLE_ROWS).to_dict()), "num_rows": len(table)} for table in made if len(table)]
+    return [{**_plain(table.top(400).to_dict()), "num_rows": len(table)} for table in made if len(table)]
 
 
 def _plain(value: Any) -> Any:

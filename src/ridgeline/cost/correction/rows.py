@@ -24,8 +24,6 @@ KINDS = frozenset(
 """Kinds that were recorded often enough."""
 _GROUPS = ("fa2_fwd", "fa2_decode", "fa2_split", "fa2_bwd", "cudnn_fwd", "cudnn_bwd", "cudnn_decode", "efficient_fwd",
            "efficient_bwd")  # fmt: skip
-_WAVES = (1, 2, 4)
-"""Rows of a wave, as multiples of the SMs."""
 
 
 def pool_of(call: Call) -> str:
@@ -49,7 +47,8 @@ def features(call: Call, num_sms: int) -> list[float]:
     found = [size, float(call.dtype == "fp16"), n, c, k, dims.get("v", 0), n * c, row_bytes, n * row_bytes,
              row_bytes % 16, row_bytes % 128, c % 1024, c % 4096, n % 4, n % 64, n % num_sms, n / num_sms,
              n * max(1, k), n * row_bytes * max(1, k), (1 << (c - 1).bit_length()) / c, n / c]  # fmt: skip
-    return found + [-(-n // (num_sms * wave)) * num_sms * wave / n for wave in _WAVES]
+    # Rows of a wave, as multiples of the SMs
+    return found + [-(-n // (num_sms * wave)) * num_sms * wave / n for wave in (1, 2, 4)]
 
 
 def _of_attention(call: Call, num_sms: int) -> list[float]:

@@ -19,8 +19,6 @@ from ridgeline.graph import TensorType, ops, tensor
 Calls = tuple[Call, ...]
 Rule = Callable[[Site, str], Calls]
 _RULES: dict[str, Rule] = {}
-FUSED_SDPA_FIRST = ("hopper", "blackwell")
-"""Architectures on which PyTorch's scaled_dot_product_attention tries cuDNN first."""
 
 
 class NoLowering(CostError):
@@ -156,7 +154,8 @@ def sdpa_backend(site: Site, arch: str) -> str:
 def default_backend(arch: str, dtype: str, head_dim: int, *, masked: bool = False) -> str:
     """cuDNN on recent GPUs, FlashAttention-2 where it applies, else the memory-efficient kernel."""
     half = dtype in ("fp16", "bf16")
-    if arch.startswith(FUSED_SDPA_FIRST) and half and head_dim <= 128:
+    # Architectures on which PyTorch's scaled_dot_product_attention tries cuDNN first
+    if arch.startswith(("hopper", "blackwell")) and half and head_dim <= 128:
         return "cudnn"
     return "fa2" if half and head_dim <= 256 and not masked else "efficient"
 

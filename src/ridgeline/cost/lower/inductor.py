@@ -46,10 +46,8 @@ FUSIBLE = frozenset(
     }
 )
 REDUCING = frozenset({"norm", "softmax", "loss", "cross_entropy", "reduce"})
-MAX_MEMBERS = 64  # Inductor's limit on what one kernel takes
 RECOMPUTED = frozenset({"pointwise", "copy", "fill", "quantize"})
 """Cheap ops: what they made for the backward pass alone is made again there from their kernel's inputs."""
-PADDED_FROM = 64  # odd operands of products wider than this are padded into copies of their own
 
 
 @dataclass(slots=True)
@@ -235,7 +233,8 @@ class Fuser:
         best: Group | None = None
         for i in flat.inputs:
             group = self.producer.get(i)
-            if group is None or group.level != level or len(group.members) >= MAX_MEMBERS:
+            # Inductor's limit on what one kernel takes
+            if group is None or group.level != level or len(group.members) >= 64:
                 continue
             same = group.domain == domain or _row_of(group, domain)
             if same and not _crosses(group, site) and (best is None or group.order > best.order):
@@ -336,7 +335,8 @@ class Fuser:
         found: dict[int, int] = {}
         for m, site in zip(group.members, group.sites, strict=True):
             for s, t in zip(m.outputs, site.outs, strict=True):
-                odd = bool(t.shape) and t.shape[-1] > PADDED_FROM and t.shape[-1] % 8 != 0
+                # odd operands of products wider than this are padded into copies of their own
+                odd = bool(t.shape) and t.shape[-1] > 64 and t.shape[-1] % 8 != 0
                 if odd and self.products.get(s, 0) > 1:
                     found[s[0]] = t.num_bytes * self.products[s]
         return found

@@ -22,12 +22,6 @@ Lowered = tuple[Work, tuple[Call, ...], tuple[float, ...], tuple[float, ...]]
 NO_CALLS: Lowered = (Work(), (), (), ())
 """What a view asks of a device, and a collective of one that is simulated with its network: a place in the list."""
 
-MAX_REMEMBERED = 200_000
-"""Distinct nodes a process keeps lowered; a study of endless shapes must not grow for ever."""
-
-MAX_RECIPES = 8
-"""Recipes kept of one template and architecture: a batch of one and the like take other kernels."""
-
 
 class Lowering:
     """Lowers the nodes of a graph for an architecture, those of equal meaning once."""
@@ -65,7 +59,8 @@ class Lowering:
             ) from None
         if found is None:
             site = self.site(node)
-            if len(self.seen) > MAX_REMEMBERED:
+            # Distinct nodes a process keeps lowered; a study of endless shapes must not grow for ever
+            if len(self.seen) > 200_000:
                 self.seen.clear()
             out_bytes = tuple([1.0 * t.num_bytes for t in site.outs])
             found = self.seen[key] = (work_of(site), lower(site, self.arch), site.in_bytes, out_bytes)
@@ -162,7 +157,8 @@ class _Recipes(Generic[T]):
         guards = recording.take_guards()
         if self.refused:
             return None
-        self.known = [(guards, make), *self.known[: MAX_RECIPES - 1]]
+        # Recipes kept of one template and architecture: a batch of one and the like take other kernels
+        self.known = [(guards, make), *self.known[: 8 - 1]]
         return make
 
 

@@ -18,7 +18,6 @@ Floats = NDArray[np.float64]
 
 COMPUTE_BOUND, MEMORY_BOUND, LATENCY_BOUND = 0, 1, 2
 BOUND_NAMES = ("compute", "memory", "latency")
-MATRIX_DTYPES = ("fp64", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 
 
 KIN = {"ampere-ga10x": "ampere", "turing": "ampere", "volta": "ampere", "pascal": "ampere", "blackwell-consumer": "ada"}
@@ -125,7 +124,7 @@ def chip_of(device: Device) -> Chip:
     """The physics of ``device``, all that the time models read of it."""
     # Peaks by dtype, with the device's own stand-ins; a dtype it cannot compute at all is left out
     peaks: dict[str, float] = {}
-    for name in MATRIX_DTYPES:
+    for name in ("fp64", "tf32", "fp16", "bf16", "fp8", "int8", "fp4"):
         with suppress(HardwareError):
             peaks[name] = device.peak_flops_per_s("tensor", name)
     return Chip(

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 T = TypeVar("T")
 Index = NDArray[np.intp]
-MAX_PATHS = 200  # a model that splits further than this is left to its caller, device by device
 
 
 class Mixed(Exception):
@@ -93,7 +92,7 @@ def by_path(run: Callable[[Index], T], num: int, piece: int = 0) -> list[tuple[I
     while pending:
         index = pending.pop()
         tried += 1
-        if tried > MAX_PATHS:
+        if tried > 200:  # a model that splits further than this is left to its caller, device by device
             raise TooManyPaths
         try:
             done.append((index, run(index)))

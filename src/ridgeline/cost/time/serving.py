@@ -22,11 +22,9 @@ from ridgeline.cost.time.lanes import only
 Entry = Mapping[str, Any]
 
 DECODE_ROWS = 16  # queries of a sequence up to which a call is a decoding step
-WEIGHT_COPIES = 6  # weights a timing loop rotates through
 ONE_L2 = ("ampere-ga10x", "ada", "blackwell-consumer")
 """Elsewhere the L2 has two halves, each with its own copy of what both read."""
-CACHE_LAUNCH_S = 2.5e-6  # the kernel that copies new keys and values into the cache
-SCAN_WIDTH, SCAN_MAX_BATCH = 31, 992  # sequences a scheduler warp looks through at once, and up to how many it does
+SCAN_WIDTH = 31  # sequences a scheduler warp looks through at once, and up to how many it does
 
 
 def _entry_name(dims: Mapping[str, Any]) -> str:
@@ -87,12 +85,12 @@ def _cache_write_s(dims: Mapping[str, Any], chip: Chip, coef: Entry, warm_frac: 
     moved = tokens * width * 4.0 * ITEMSIZE.get(dtype, 2.0) * (1 - warm_frac)
     bytes_s = moved / (coef["cache_frac"] * chip.dram_bytes_per_s)
     both_s: float = only(overlapped(np.atleast_1d(blocks_s), np.atleast_1d(max(bytes_s, 1e-12)), 0.5), bytes_s)
-    return CACHE_LAUNCH_S + both_s
+    return 2.5e-6 + both_s  # the kernel that copies new keys and values into the cache
 
 
 def _decode_extra_s(dims: Mapping[str, Any], chip: Chip, coef: Entry) -> float:
     b, h, hkv = dims["b"], dims["h"], dims["hkv"]
-    steps = min(-(-chip.num_sms // hkv // SCAN_WIDTH), -(-b // SCAN_WIDTH)) if b < SCAN_MAX_BATCH else 0
+    steps = min(-(-chip.num_sms // hkv // SCAN_WIDTH), -(-b // SCAN_WIDTH)) if b < 992 else 0
     regrouped = b > 1 and hkv > 1 and h > hkv and not dims.get("window")
     waves = -(-b * hkv // chip.num_sms)
     return float(coef.get("regroup_s", 0.0) * regrouped + coef.get("scan_s", 0.0) * max(steps, 0) * waves)
@@ -106,7 +104,7 @@ def loop_warm_frac(call: Call, chip: Chip, entry: Entry) -> float:
         x, w, y = dims["m"] * dims["k"] * size, dims["n"] * dims["k"] * size, dims["m"] * dims["n"] * out
         distinct = chip.l2_bytes if chip.arch in ONE_L2 else chip.l2_bytes / 2
         x_warm = _held(x + w + y, protocol["x_held_frac"] * chip.l2_bytes)
-        w_warm = _held(x + WEIGHT_COPIES * w + y, protocol["w_held_frac"] * distinct)
+        w_warm = _held(x + 6 * w + y, protocol["w_held_frac"] * distinct)  # weights a timing loop rotates through
         return float((x * x_warm + w * w_warm) / (x + w))
     size = ITEMSIZE.get(call.dtype, 2.0)
     if "kv_held_frac" in protocol:

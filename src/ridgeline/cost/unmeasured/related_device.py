@@ -18,7 +18,6 @@ STREAMED = ("load_frac", "l2_frac")
 keeps up with its share of the DRAM: on a B200 0.73 of its port, on an H100 0.36, which has half as much DRAM bandwidth
 for an SM and a clock. Decoding on a B200 by coefficients of three other architectures 52 → 29 %, of an H100 alone 39 →
 22, on an L40S 31 → 20, on an A100 19 → 21 %. Devices of one architecture have the same SMs."""
-FAMILIES = ("gemm", "attention")
 VECTOR_J_PER_FLOP = {
     "pascal": 2.4e-11, "volta": 1.9e-11, "turing": 2.5e-11, "ampere": 1.5e-11, "ampere-ga10x": 1.7e-11, "ada": 1.6e-11,
     "hopper": 1.4e-11, "blackwell": 1.4e-11, "blackwell-consumer": 1.4e-11, "cdna1": 1.3e-11, "cdna2": 1.3e-11,
@@ -34,7 +33,7 @@ MI300X (51 % of its peak under 750 W) and an MI325X (60 % under 1000 W): the exp
 def borrowed(families: Mapping[str, Mapping[str, Any]], donor: Device, device: Device) -> dict[str, Mapping[str, Any]]:
     """The donor's families as they are expected to be on ``device``."""
     found = dict(families)
-    for name in FAMILIES:
+    for name in ("gemm", "attention"):
         if name in found:
             found[name] = {key: _entry(entry, donor, device) for key, entry in found[name].items()}
     return found

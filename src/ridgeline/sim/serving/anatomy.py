@@ -129,13 +129,9 @@ class Anatomy:
         return sides * self.hidden * (e.num * e.ffn + e.shared) + e.num * self.hidden
 
 
-NORMED_ACROSS = ("minimax-m2", "minimax-m2.5")
-"""Zoo decoders whose config.json says ``qk_norm_type: per_layer``."""
-
-
 def of_decoder(name: str, config: Decoder, source: str = "") -> Anatomy:
     """The anatomy of a zoo decoder."""
-    across = name in NORMED_ACROSS
+    across = name in ("minimax-m2", "minimax-m2.5")  # Zoo decoders whose config.json says ``qk_norm_type: per_layer``
     plain = Mixer(config.heads, config.hkv, config.d, latent=config.latent, normed_across=across)
     dense = config.experts.dense_layers if config.experts else 0
     period = config.windows
@@ -191,13 +187,11 @@ def _glm45() -> Anatomy:
                    source="zai-org/GLM-4.5 config.json")  # fmt: skip
 
 
-LLAMA4_WINDOW = 8192  # three layers of four attend within chunks of so many tokens
-
-
 def _llama4(name: str, num_experts: int, every: int) -> Anatomy:
     """One routed expert a token beside a shared one, in every layer or in every other."""
     experts, dense_ffn = Experts(num_experts, 1, 8192, shared=8192), 16384
-    local, full = Mixer(40, 8, 128, window=LLAMA4_WINDOW), Mixer(40, 8, 128)
+    # three layers of four attend within chunks of so many tokens
+    local, full = Mixer(40, 8, 128, window=8192), Mixer(40, 8, 128)
     sparse = tuple(Layers(count // every, mixer, 8192, experts) for count, mixer in ((36, local), (12, full)))
     dense = tuple(Layers(count // 2, mixer, dense_ffn) for count, mixer in ((36, local), (12, full)) if every == 2)
     return Anatomy(name, 5120, 202048, (*sparse, *dense), source=f"meta-llama/{name} config.json, recalled")

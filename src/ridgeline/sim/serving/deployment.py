@@ -31,8 +31,6 @@ FORMATS = {
     "mxfp4": Format("mxfp4", 0.53, "bf16"),
 }
 KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
-EXPERTS_ONLY = ("nvfp4", "mxfp4", "int4_wo")
-"""Published four-bit checkpoints of sparse models quantize the experts and leave the rest in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,8 @@ def precision(name: str, kv: str = "", *, sparse: bool = False) -> Precision:
     if name not in FORMATS:
         raise InputError(f"no precision {name!r}{nearest(name, FORMATS)}")
     made = FORMATS[name]
-    dense = FORMATS["bf16"] if sparse and name in EXPERTS_ONLY else made
+    # Published four-bit checkpoints of sparse models quantize the experts and leave the rest in 16 bits
+    dense = FORMATS["bf16"] if sparse and name in ("nvfp4", "mxfp4", "int4_wo") else made
     cache = kv or ("fp16" if name == "fp16" else "bf16")
     if cache not in KV_BYTES:
         raise InputError(f"no precision {cache!r} for the key-value cache{nearest(cache, KV_BYTES)}")
@@ -139,10 +138,6 @@ RESERVED_BYTES = 2.5e9
 """What the runtime, its graphs and workspaces take beside weights and cache."""
 
 
-MOST_FRAC = 0.97
-"""How far people raise an engine's share of the memory when the model fits no other way."""
-
-
 def cache_tokens(
     anatomy: Anatomy, layout: Layout, precision: Precision, device: Device, memory_frac: float, counts_free: bool,
     state_slots: int,
@@ -152,7 +147,8 @@ def cache_tokens(
     taken += state_slots * sum(g.count * g.mixer.state_bytes(layout.tp) for g in anatomy.layers) / layout.pp
     whole = device.dram.capacity_bytes
     room = (whole - taken) * memory_frac if counts_free else whole * memory_frac - taken
-    room = room if room > 0 else whole * MOST_FRAC - taken
+    # How far people raise an engine's share of the memory when the model fits no other way
+    room = room if room > 0 else whole * 0.97 - taken
     per_token = cache_bytes_per_token(anatomy, layout, precision)
     tokens = int(room / per_token) if per_token else 10**9
     if tokens < 1:

@@ -11,9 +11,6 @@ from ridgeline.cost.time.chip import Chip, Floats, kindred
 from ridgeline.errors import CostError
 
 MIN_TILE = 16
-GRAPH_LAUNCH_S = 10e-6
-"""Two products replayed from a graph; the tables were timed with the host's launches in the way and say more. The short
-kernels around them (alignment, activation, quantization, sum) are counted with a layer's others."""
 SHORT_KERNELS = 4
 ROUTED_KERNELS = 1  # where routing, permutation and the sum belong to the products' own kernels, as on Blackwell
 EVENNESS = 1.5
@@ -71,7 +68,10 @@ def coefficients(arch: str, format_name: str) -> dict[str, float]:
         for kind in (format_name, _LIKE.get(format_name, "bf16"), "bf16"):
             if f"{name}/{kind}" in _SETS:
                 found = dict(zip(_NAMES, _SETS[f"{name}/{kind}"], strict=True))
-                return {**found, "launch_s": min(found["launch_s"], GRAPH_LAUNCH_S)}
+                # Two products replayed from a graph; the tables were timed with the host's launches in the way and say
+                # more. The short kernels around them (alignment, activation, quantization, sum) are counted with a
+                # layer's others.
+                return {**found, "launch_s": min(found["launch_s"], 10e-6)}
     raise CostError(f"no expert coefficients for {arch}")
 
 

@@ -11,8 +11,6 @@ from ridgeline.cost.time.chip import Floats
 from ridgeline.hardware import Cluster, Device, cluster_of
 from ridgeline.sim.collectives import collective_s
 
-ONE_SHOT_S = 4.0e-6
-"""An all-reduce in which every rank reads all others' data: two barriers through peer memory."""
 PEER_S = 0.35e-6
 """What each further rank adds to it."""
 TWO_SHOT_S = 8.0e-6
@@ -46,7 +44,8 @@ class Fabric:
         if not self.has_peers:
             return library_s
         rate = self.cluster.scale_up.bandwidth_bytes_per_s * LINK_FRAC
-        one_s = ONE_SHOT_S + PEER_S * n + (n - 1) * size / rate
+        # An all-reduce in which every rank reads all others' data: two barriers through peer memory
+        one_s = 4.0e-6 + PEER_S * n + (n - 1) * size / rate
         two_s = TWO_SHOT_S + PEER_S * n + 2 * (n - 1) / n * size / rate
         return np.asarray(np.minimum(np.minimum(one_s, two_s), library_s))
 

@@ -23,24 +23,14 @@ from ridgeline.sim.serving.step import (
 )
 
 CONTEXT_KNOTS = (1.0, 128.0, 512.0, 2048.0, 8192.0, 32768.0, 131072.0, 1048576.0)
-USUAL_LAYERS = 60
-"""The depth for which an engine's extra cost of prompts is stated; it grows with the depth."""
-MANY_TOKENS = 256
-"""Tokens at which a factor is halfway (in logarithms) between those of few and of thousands."""
-COMPILED_VIEWS_FRAC = 1 / 3
-"""How much of a host's work besides launches is left where operators are compiled together: calls of whole attention
-layers stay calls."""
-DRAFT_HOST_FRAC = 0.12
-"""What every draft's own pass adds to the host's time for an iteration outside graphs."""
-SPREAD = 1.15
-"""Neighboring exact points of a table are at most this far apart, above the smallest sizes."""
 
 
 def knots(largest: int) -> Floats:
     """Whole numbers from 1 to ``largest``: every one to 16, then in steps of about a seventh."""
     found, value = list(range(1, min(16, largest) + 1)), 16.0
     while value < largest:
-        value = min(float(largest), max(value + 1, value * SPREAD))
+        # Neighboring exact points of a table are at most this far apart, above the smallest sizes
+        value = min(float(largest), max(value + 1, value * 1.15))
         found.append(round(value))
     return np.unique(np.array(found, dtype=np.float64))
 
@@ -127,7 +117,8 @@ class Oracle:
         is_replayed = engine.graphed_prompts and not 0 < engine.graph_tokens < tokens
         if not is_replayed:
             busy = busy + self.host_floor_s if self._is_recurrent else max(busy, self.host_floor_s)
-        more_s = coef["mixed_s"] * self.rank.anatomy.num_layers / USUAL_LAYERS
+        # The depth for which an engine's extra cost of prompts is stated; it grows with the depth
+        more_s = coef["mixed_s"] * self.rank.anatomy.num_layers / 60
         hosted = -(-(sequences + len(prompts)) // groups)
         drafts_s = coef["draft_s"] * mine if tokens_each > 1 else 0.0
         return busy + self.host_s + more_s + coef["sequence_s"] * hosted + drafts_s
@@ -157,7 +148,9 @@ def oracle(
         nonlocal calls
         points = knots(largest)
         total = side(rank, points)
-        calls += total.calls + total.views * (COMPILED_VIEWS_FRAC if engine.compiled else 1.0)
+        # How much of a host's work besides launches is left where operators are compiled together: calls of whole
+        # attention layers stay calls.
+        calls += total.calls + total.views * ((1 / 3) if engine.compiled else 1.0)
         never_less = np.maximum.accumulate(weighed(total, points, coef))  # for more tokens
         return spread_over(never_less, points, largest)
 
@@ -178,12 +171,13 @@ def oracle(
     )
     past_s = max(0.0, float(again[0]) * scale / float(size[0] * 3))
     weights_s = weight_bytes(rank.anatomy, rank.layout, rank.precision) / rank.chip.dram_bytes_per_s
+    # What every draft's own pass adds to the host's time for an iteration outside graphs
     return Oracle(
         rank, engine, group_s, joint_s,
         spread_over(head_s(rank, heads) * coef["gemm"], heads, int(heads[-1])),
         [tuple(float(c[i]) for c in columns) for i in whole],
         spread_over(lengths, prompts, int(prompts[-1])), past_s,
-        calls * coef["call_s"] * (1 + DRAFT_HOST_FRAC * (tokens_each - 1)),
+        calls * coef["call_s"] * (1 + 0.12 * (tokens_each - 1)),
         _peak_shares(rank), weights_s, stages, _hop_s(rank),
         coef["iteration_s"] + coef["rank_s"] * (rank.layout.num_devices - 1),
     )  # fmt: skip
@@ -200,7 +194,8 @@ def coefficients_of(rank: Rank, engine: Engine) -> dict[str, float]:
 
 def weighed(total: Sum, tokens: Floats, coef: Mapping[str, float]) -> Floats:
     """Seconds by part under the engine's coefficients, short kernels with their fixed cost."""
-    many = tokens / (tokens + MANY_TOKENS)
+    # Tokens at which a factor is halfway (in logarithms) between those of few and of thousands
+    many = tokens / (tokens + 256)
     factor = {part: coef[part] * coef[f"{part}_many"] ** many for part in ("gemm", "experts", "link")}
     fixed = total.kernels * coef["kernel_s"]
     return np.asarray(sum(seconds * factor.get(part, 1.0) for part, seconds in total.parts.items()) + fixed)

@@ -154,10 +154,6 @@ def _capacity(deployment: Deployment, pool: Pool) -> int:
     return found * pool.layout.attention_dp
 
 
-TRANSFER_S = 0.015
-"""Handing a request from one pool to the other: messages, registration and the first copy."""
-
-
 def _transfer_s(deployment: Deployment) -> tuple[float, float]:
     """(fixed, a token) of moving a cache: over the scale-up domain where it holds both pools, else the network."""
     layout = deployment.pool.layout
@@ -166,7 +162,8 @@ def _transfer_s(deployment: Deployment) -> tuple[float, float]:
     near = up is not None and deployment.num_devices <= up.domain_size
     rate = (up.bandwidth_bytes_per_s if near and up else out.bandwidth_bytes_per_s) * LINK_FRAC
     per_token = cache_bytes_per_token(deployment.anatomy, layout, deployment.precision)
-    return TRANSFER_S, per_token / rate
+    # Handing a request from one pool to the other: messages, registration and the first copy
+    return 0.015, per_token / rate
 
 
 def _energy_j(deployment: Deployment, entry: list[Worker], decoders: list[Worker], wall_s: float) -> float:

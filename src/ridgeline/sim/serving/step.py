@@ -24,9 +24,6 @@ PARTS = ("gemm", "experts", "decode", "prefill", "link", "small")
 """Where the time of an iteration goes."""
 DECODE_LIBRARY = {"blackwell": "trtllm_decode", "ada": "fa2_decode"}
 PREFILL_LIBRARY = {"blackwell": "trtllm", "ada": "fa2_paged", "ampere": "flashinfer"}
-SLOW_NARROW_CACHE = ("hopper",)
-"""Where the tables' kernel for an eight-bit cache gains little; engines bring better ones, priced by their bytes."""
-SHORT_WINDOW = 1024  # longer windows hardly ever cut a context short
 STREAM_FRAC = 0.75  # share of DRAM bandwidth that norms, activations and copies reach
 LATENT_DRAM_FRAC, LATENT_TENSOR_FRAC, LATENT_S = 0.75, 0.55, 8e-6
 """Decoding over a latent cache, as FlashMLA and its kin do: published 660 TFLOP/s and 3,000 GB/s on an H800."""
@@ -40,8 +37,6 @@ RAGGED_KERNELS, RAGGED_VIEWS = 12, 60
 """Sorts, histograms and scans by which the first ragged products of Triton route four-bit experts where the hardware
 has no such format, and what an eager host does for them. Set on published runs of gpt-oss on Hopper, one device to
 eight: 12 µs short a layer and step, 60 ms a prompt."""
-GATHERED_RANKS = 8  # up to so many, engines gather all tokens everywhere; wider groups send each where it is needed
-NORM_KERNELS = 4  # squares, their sum over ranks, and the scaling of queries and keys that are normed over all heads
 SCAN_HEAD_S, SCAN_TOKEN_S = 1.6e-9, 25e-9
 """Chunked gated recurrences: a token and value head where many run side by side, and a token of one sequence, whose
 chunks follow each other. Kernel tables of ai-dynamo/aiconfigurator (gdn, TensorRT-LLM 1.3 and SGLang 0.5.14; B200 and
@@ -158,7 +153,8 @@ def _projections(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
         _stream(rank, total, tokens * width * 2 * 3, 2 + quants, group.count)
     if m.normed_across:
         total.add("link", rank.inner.all_reduce_s(tokens * 8.0), group.count)
-        _stream(rank, total, tokens * (m.heads + m.kv_heads) * m.dim / tp * 2.0 * 4, NORM_KERNELS, group.count)
+        # squares, their sum over ranks, and the scaling of queries and keys that are normed over all heads
+        _stream(rank, total, tokens * (m.heads + m.kv_heads) * m.dim / tp * 2.0 * 4, 4, group.count)
     for n, k, b in shapes:
         total.add("gemm", product_s(rank, form, tokens, n, k, b), group.count)
 
@@ -203,7 +199,8 @@ def _meet(rank: Rank, group: Layers, tokens: Floats, total: Sum) -> None:
 def _sent_frac(rank: Rank, group: Layers) -> float:
     """Share of all tokens a rank receives: all of them within a host, beyond it those that picked its experts."""
     ranks = rank.layout.width
-    if group.experts is None or ranks <= GATHERED_RANKS:
+    # up to so many, engines gather all tokens everywhere; wider groups send each where it is needed
+    if group.experts is None or ranks <= 8:
         return 1.0
     return 1 - (1 - 1 / ranks) ** group.experts.top
 
@@ -279,8 +276,9 @@ def _attention_entry(rank: Rank, phase: str, window: int) -> tuple[Mapping[str, 
     arch = rank.chip.arch
     chosen = DECODE_LIBRARY.get(arch, "decode") if phase == "decode" else PREFILL_LIBRARY.get(arch, "fa3")
     entries = calibration_of(rank.device).families.get("attention", {})
-    suffix = "_fp8kv" if KV_BYTES[rank.precision.kv] == 1 and arch not in SLOW_NARROW_CACHE else ""
-    local = "_window" if 0 < window <= SHORT_WINDOW else ""
+    # Where the tables' kernel for an eight-bit cache gains little; engines bring better ones, priced by their bytes.
+    suffix = "_fp8kv" if KV_BYTES[rank.precision.kv] == 1 and arch not in ("hopper",) else ""
+    local = "_window" if 0 < window <= 1024 else ""  # longer windows hardly ever cut a context short
     for name in (f"{phase}{local}{suffix}", f"{phase}{suffix}", phase):
         if name in entries:
             return entries[name], entries[name].get("library", chosen)

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from ridgeline.sim.serving.state import Requests
 
 
-FULL_FRAC = 0.95  # of an engine's token budget: prompts seldom end on it exactly
-
-
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """Drafts of ``draft`` tokens of which each is accepted with ``accept_frac``, at ``cost_frac`` of a step each."""
@@ -103,7 +100,8 @@ class Worker:
         self.ends_s = now_s + self.oracle.mixed_s(sequences, groups, mean, shapes, max(loads), done, each)
         if not self.iterations:
             self.ends_s += engine.cold_s
-        if engine.cold_chunk_s and not self.is_warm and max(loads) >= FULL_FRAC * engine.chunk_tokens:
+        # of an engine's token budget: prompts seldom end on it exactly
+        if engine.cold_chunk_s and not self.is_warm and max(loads) >= 0.95 * engine.chunk_tokens:
             self.is_warm, self.ends_s = True, self.ends_s + engine.cold_chunk_s
         self.is_jump, self.steps = False, 1 if decoding else 0
         self._spend(self.ends_s - now_s, sum(loads) + decoding, self.context if decoding else 0)

@@ -22,7 +22,6 @@ from ridgeline.study.frontier import frontier
 from ridgeline.study.run import Spec, Study
 
 GRID = (200, 130)  # cells of the scatter: about four pixels each on a wide screen
-MAX_ROWS = 1000
 
 
 @dataclass(slots=True)
@@ -298,7 +297,7 @@ def rows(store: Store, tables: Tables, name: str, wanted: Wanted, start: int, li
     with tables.lock:
         table = tables.table(store, name, lambda found: found.row.columns)
         index = chosen(table, wanted)
-        shown = index[max(0, start) : max(0, start) + min(limit, MAX_ROWS)]
+        shown = index[max(0, start) : max(0, start) + min(limit, 1000)]
         return {"total": len(index), "points": shown.tolist(), "names": list(table.row.columns),
                 "rows": [[_plain(cell) for cell in row] for row in zip(*_cells(table, shown))]}  # fmt: skip
 

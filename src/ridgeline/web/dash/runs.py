@@ -14,7 +14,6 @@ from ridgeline.store.store import Store
 from ridgeline.web.dash import points
 from ridgeline.web.dash.points import Tables
 
-MAX_DIFFERENCES = 400
 HIGHER_IS_BETTER = ("per_s", "_per_user", "mfu_frac", "good_frac", "speedup", "goodput")
 
 
@@ -131,7 +130,7 @@ def differences(store: Store, tables: Tables, a: str, b: str) -> dict[str, Any]:
             ops = points.spoken(table, [side["number"] for side in sides]).why(0, 1)[:200]
     return {
         "a": sides[0]["title"], "b": sides[1]["title"], "numbers": numbers, "settings": settings, "ops": ops,
-        "rest": list(_leaves_that_differ(sides[0]["document"], sides[1]["document"]))[:MAX_DIFFERENCES],
+        "rest": list(_leaves_that_differ(sides[0]["document"], sides[1]["document"]))[:400],
     }  # fmt: skip
 
 

@@ -23,15 +23,9 @@ DECODE_ROWS = 16
 """Queries of a sequence up to which cuDNN streams keys past them instead of cutting query tiles."""
 
 BACKWARD_PRODUCTS = 2.5  # five products for the forward's two
-MAX_SPLITS = 128
 BLEND = 5.0
 """How sharply the longer of SM time and DRAM time decides: the exponent of a power mean."""
 
-SYNC_FLOPS_PER_CLOCK = 2560.0
-"""16-bit operations per clock and SM of warp-wide matrix instructions, all that kernels written for Ampere use."""
-
-NATIVE_FRAC = 0.83
-"""Share of the SM time that remains where no faster instructions exist: FlashAttention-2's published A100 figures."""
 
 SYNC = frozenset({"fa2_fwd", "fa2_decode", "fa2_split", "fa2_bwd", "efficient_fwd", "efficient_bwd", "cudnn_decode"})
 """Kernels that use those instructions on every architecture."""
@@ -186,8 +180,6 @@ def _tilings(**sizes: str) -> Kernel:
     return Kernel({int(name[1:]): Tiling(*map(int, size.split())) for name, size in sizes.items()})
 
 
-ANY = 65536  # the head dim of kernels for all the rest
-
 KERNELS = {
     "fa2_fwd": _tilings(
         d32="128 128 2", d64="128 128 2", d96="128 64 2", d128="128 64 2", d192="128 64 1", d256="64 64 2"
@@ -250,7 +242,7 @@ def problem_of(dims: Mapping[str, int], kernel: Kernel) -> Problem:
 
 def padded(kernel: Kernel, d: int) -> int:
     """The head dim of the kernel that runs."""
-    return next((size for size in kernel.tilings if d <= size < ANY), d)
+    return next((size for size in kernel.tilings if d <= size < 65536), d)  # the head dim of kernels for all the rest
 
 
 def tiling_of(kernel: Kernel, d: int) -> Tiling:
@@ -434,11 +426,14 @@ def _main_s(chip: Chip, coef: Coef, plan: Plan, peak: float, warm_frac: float) -
 
 def loop_s(chip: Chip, coef: Coef, plan: Plan, flops_per_clock: float) -> float:
     """Time the SMs need for all tiles, by what the kernel's matrix instructions reach of the operations per clock."""
-    warp_wide = SYNC_FLOPS_PER_CLOCK * 2 / plan.operand_bytes
+    # 16-bit operations per clock and SM of warp-wide matrix instructions, all that kernels written for Ampere use
+    warp_wide = 2560.0 * 2 / plan.operand_bytes
     if plan.group not in SYNC:
         return _waves_s(chip, coef, plan, flops_per_clock)
     if flops_per_clock < warp_wide:
-        return NATIVE_FRAC * _waves_s(chip, coef, plan, flops_per_clock)
+        # Share of the SM time that remains where no faster instructions exist: FlashAttention-2's published A100
+        # figures.
+        return 0.83 * _waves_s(chip, coef, plan, flops_per_clock)
     return _waves_s(chip, coef, plan, warp_wide)
 
 
@@ -483,7 +478,7 @@ def num_splits(tiles: int, num_sms: int, blocks: int) -> int:
     if tiles >= 0.8 * slots:
         return 1
     fills = {}
-    for splits in range(1, min(MAX_SPLITS, slots, blocks) + 1):
+    for splits in range(1, min(128, slots, blocks) + 1):  # max splits
         if splits == 1 or -(-blocks // splits) != -(-blocks // (splits - 1)):
             waves = tiles * splits / slots
             fills[splits] = waves / math.ceil(waves)

@@ -26,10 +26,6 @@ def _last(site: Site, kind: str, conv: Conv, taps: int) -> float:
     return _linear(site, kind, taps) * (site.coef["stencil_last_large"] if conv.side > 5 else 1.0)
 
 
-_SPECIAL_BATCH = 8
-"""From this batch on, the library has channels-last kernels written for the filter's side (159 of 162 recordings)."""
-
-
 def _tiled(conv: Conv) -> bool:
     """Whether PyTorch hands a channels-first depthwise filter to cuDNN: its own rule, for half precision alone."""
     half = conv.dtype == "fp16" and conv.rank == 2 and conv.c >= 32 and conv.o == conv.c
@@ -55,7 +51,9 @@ def _stencil_forward(site: Site, conv: Conv) -> Cost:
         if conv.itemsize > 2:
             return _stencil(site, elements, _linear(site, "last_wide_", conv.taps) * skipped, moved)
         latency = coef["stencil_last_first_cycles"] + conv.taps * coef["stencil_last_latency_cycles"]
-        if conv.n < _SPECIAL_BATCH:
+        # From this batch on, the library has channels-last kernels written for the filter's side (159 of 162
+        # recordings).
+        if conv.n < 8:
             skipped = max(1.0, conv.in_px / conv.out_px) ** coef["stencil_general_stride"]
             skipped *= coef["stencil_general_large"] if conv.side > 5 else 1.0
             return _stencil(site, elements, _linear(site, "general_", conv.taps) * skipped, moved, latency)

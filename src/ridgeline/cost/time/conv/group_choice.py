@@ -68,8 +68,6 @@ def _joint_groups(site: Site, conv: Conv, choice: Choice, op: str) -> Cost:
     return sum_costs(group_transforms(site, conv, wide == size, tall == size), (seconds, kernels))
 
 
-_CROWDED = 0.45
-"""What is added to the duration of a kernel that fills the chip by those beside it."""
 _STREAMS = 8
 """Groups that the library puts side by side, each on a stream of its own (379 recorded timelines)."""
 
@@ -88,7 +86,8 @@ def _side_by_side(site: Site, steps: Sequence[Step], groups: int) -> Cost:
     Told the kernels' own durations, the span of 101 recorded loops is met within 13 %.
     """
     if site.coef["streams"] == 1.0:
-        return groups * sum(step.seconds * (1.0 + _CROWDED * step.fill) for step in steps), groups * len(steps)
+        # What is added to the duration of a kernel that fills the chip by those beside it
+        return groups * sum(step.seconds * (1.0 + 0.45 * step.fill) for step in steps), groups * len(steps)
     least_s, start_s = site.cycles_s(site.coef["stream_issue_cycles"]), site.cycles_s(site.coef["stream_start_cycles"])
     gap_s, total_s = site.cycles_s(site.coef["stream_gap_cycles"]), 0.0
     rounds, left = divmod(groups, _STREAMS)
@@ -188,10 +187,6 @@ def _vector_steps(site: Site, conv: Conv, choice: Choice, op: str) -> list[Step]
     return [Step(memset_cost(site)[0], 0.1)] if choice.way == "indexed" else []
 
 
-_WIDEST_JOINT = 256
-"""Channels of a group beyond which no kernel takes all groups (30 of 30 recordings, and 2 of 700 below)."""
-
-
 def groups_by_choice(site: Site, conv: Conv, op: str) -> Cost | None:
     """A pass in groups by the kernel that cuDNN is known to take; None where that is not known."""
     return likely_cost([_groups_by(site, conv, op, choice) for choice in chosen_kernel(site, conv, op)])
@@ -204,7 +199,8 @@ def _groups_by(site: Site, conv: Conv, op: str, choice: Choice) -> Cost | None:
     if choice.way == "direct":
         return direct_groups(site, conv, op)
     if choice.way in TILED and site.on_matrix_units(conv):
-        wide = max(conv.c, conv.o) // conv.groups > _WIDEST_JOINT
+        # Channels of a group beyond which no kernel takes all groups (30 of 30 recordings, and 2 of 700 below)
+        wide = max(conv.c, conv.o) // conv.groups > 256
         joint = choice.way not in ("copy", "copy_strided", "analytic") and not wide
         return (_joint_groups if joint else _apart_groups)(site, conv, choice, op)
     if choice.way in ("fourier", "winograd"):

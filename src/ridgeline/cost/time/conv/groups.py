@@ -30,14 +30,8 @@ def _beside(site: Site, groups: int, tiles: int) -> float:
     return max(1.0, min(float(groups), site.coef["streams"], room))
 
 
-_HELD_PX = 1024
-"""Pixels of an output image up to which a weight gradient is made from shared memory (16 of 17 recordings)."""
-_FAR_FASTER = 0.45
-"""Share of the usual way's time below which the direct kernel is taken (least mean error over 1,700 recordings)."""
 _WIDEST_GROUP, _MANY_FILTERS = 82, 1344
 """Filters of a group beyond which groups run one after another, and of all groups beyond which they are packed."""
-_ANALYTIC = 3.3
-"""Their kernels work out every address: slower by this (one recorded speech encoder)."""
 _FEW_ROWS, _LITTLE = 8000, 2000
 """Output pixels below which wide groups, and groups of sixteen and more, are not packed."""
 
@@ -68,7 +62,8 @@ def grouped_forward(site: Site, conv: Conv) -> Cost:
     if conv.taps > LONG_FILTER:
         rows = conv.n * conv.out_px
         single = Loop(rows, tall, wide, conv.taps, conv.touched_bytes / conv.groups, conv.output_bytes / conv.groups)
-        each_s = _ANALYTIC * loop_s(site, single, (64, 64, 64, False), conv.dtype)
+        # Their kernels work out every address: slower by this (one recorded speech encoder)
+        each_s = 3.3 * loop_s(site, single, (64, 64, 64, False), conv.dtype)
         each_s += 3 * site.cycles_s(site.coef["group_start_cycles"])
         return conv.groups * each_s, 4 * conv.groups
     return _looped_groups(site, conv, conv.n * conv.out_px)
@@ -189,13 +184,15 @@ def shared_weight_grad(site: Site, conv: Conv) -> Cost:
 
 def _held_whole(conv: Conv) -> bool:
     """Weight gradients of 16 bits whose images are small enough to be held in shared memory."""
-    small = conv.out_px <= _HELD_PX and conv.stride <= 2 and 1 < conv.side <= WIDE_SIDE
+    # Pixels of an output image up to which a weight gradient is made from shared memory (16 of 17 recordings)
+    small = conv.out_px <= 1024 and conv.stride <= 2 and 1 < conv.side <= WIDE_SIDE
     return conv.itemsize <= 2 and small and conv.o > 12 and conv.groups == 1
 
 
 def unless_direct(usual: Cost, direct: Cost) -> Cost:
     """The library does not run groups one after another where its direct kernel is so much faster."""
-    return direct if direct[0] < _FAR_FASTER * usual[0] else usual
+    # Share of the usual way's time below which the direct kernel is taken (least mean error over 1,700 recordings).
+    return direct if direct[0] < 0.45 * usual[0] else usual
 
 
 def _narrow_groups(site: Site, conv: Conv) -> Cost:

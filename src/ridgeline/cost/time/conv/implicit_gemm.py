@@ -18,8 +18,6 @@ Coef = Mapping[str, float]
 
 _GPC_SMS = (18, 18, 18, 18, 16, 16, 16, 12)
 """SMs of the measured chip's GPCs: 15 clusters of eight run at once, 31 of four, 23 of five, by where waves begin."""
-_RAMP_BYTES = 20e6
-"""Read traffic at which half of the DRAM ramp has been lost."""
 _SQUARE = 16384.0
 """Outputs of a 128 x 128 tile, in which times per tile are given."""
 
@@ -67,7 +65,8 @@ def _peak_macs(chip: Chip, dtype: str, way: str) -> float:
 
 def _memory_cycles(chip: Chip, coef: Coef, problem: Problem) -> float:
     moved_s = (problem.read_bytes + problem.written_bytes) / (chip.dram_bytes_per_s * coef["dram"])
-    return moved_s * chip.clock_hz + coef["ramp"] * problem.read_bytes / (problem.read_bytes + _RAMP_BYTES)
+    # Read traffic at which half of the DRAM ramp has been lost
+    return moved_s * chip.clock_hz + coef["ramp"] * problem.read_bytes / (problem.read_bytes + 20e6)
 
 
 def _joined(a: float, b: float, c: float, power: float) -> float:

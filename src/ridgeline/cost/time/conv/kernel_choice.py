@@ -35,10 +35,6 @@ from ridgeline.cost.time.conv.problem import (
 
 LEARNED_ARCH, MEASURED = "hopper", "h200"
 TILED = ("tma", "tma_strided", "copy", "copy_strided", "analytic", "warp", "warp_strided", "plain")
-_SKIPPING = ("tma_strided", "copy", "copy_strided", "warp_strided")
-"""Input gradients that visit, under a stride, only the taps which meet a pixel."""
-_WIDEST_ASKED = 11
-"""Side of the widest filters that the heuristic was asked about; the patches of vision transformers are wider."""
 
 
 def chosen_kernel(site: Site, conv: Conv, op: str) -> list[Choice]:
@@ -47,7 +43,8 @@ def chosen_kernel(site: Site, conv: Conv, op: str) -> list[Choice]:
         return []
     found = choose(Shape(op, conv.dtype, conv.channels_last, conv.n, conv.c, conv.o, conv.groups, conv.taps, conv.side,
                          conv.stride, conv.pad, max(1, conv.in_px // conv.width), conv.width, conv.out_px))  # fmt: skip
-    patch = conv.side > _WIDEST_ASKED and conv.groups == 1 and conv.rank == 2
+    # Side of the widest filters that the heuristic was asked about; the patches of vision transformers are wider
+    patch = conv.side > 11 and conv.groups == 1 and conv.rank == 2
     return [Choice("copy", 128, 128, 32) if patch and one.way in ("indexed", "vector") else one for one in found]
 
 
@@ -77,7 +74,8 @@ def problem_of(site: Site, conv: Conv, choice: Choice, op: str) -> Problem:
     if op == "fwd":
         return Problem(conv.n * conv.out_px, conv.o, wide, conv.taps, x + w, conv.output_bytes, size)
     if op == "dgrad":
-        share = conv.stride**conv.rank if choice.way in _SKIPPING else 1
+        # Input gradients that visit, under a stride, only the taps which meet a pixel
+        share = conv.stride**conv.rank if choice.way in ("tma_strided", "copy", "copy_strided", "warp_strided") else 1
         return Problem(
             conv.n * conv.in_px, wide, padded_channels(conv.o), conv.taps / share, y + w, conv.input_bytes, size
         )

@@ -300,7 +300,6 @@ DEFAULTS: Coef = {
     "reduce_cycles": 4000.0,  # adding up the slices of a weight gradient
     "reduce_frac": 0.375,  # and the share of the L2 bandwidth its bytes reach
 }
-_TMA_ARCHS = ("hopper", "blackwell")
 WIDE_SIDE = 7
 """From this filter side on, the TMA kernels are not offered for the forward pass and the weight gradient."""
 FOURIER_FLOPS = 1e11
@@ -418,7 +417,7 @@ class Site:
 
     @property
     def tma(self) -> bool:
-        return self.chip.arch in _TMA_ARCHS
+        return self.chip.arch in ("hopper", "blackwell")  # architectures with TMA
 
 
 Cost = tuple[float, int]

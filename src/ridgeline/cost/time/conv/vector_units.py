@@ -21,8 +21,6 @@ from ridgeline.cost.time.conv.problem import (
 )
 
 _SIMT_TILES = ((32, 32, "simt_narrow_frac"), (256, 64, "simt_wide_frac"))
-_SIMT_DEEP = 1700
-"""From this depth of the inner loop on, the library takes its small SIMT tiles."""
 
 
 def simt_s(site: Site, rows: int, columns: int, depth: int) -> float:
@@ -30,7 +28,8 @@ def simt_s(site: Site, rows: int, columns: int, depth: int) -> float:
     coef, chip = site.coef, site.chip
     macs = chip.vector_flops_per_s / (2.0 * chip.num_sms * chip.clock_hz)
     steps, best = -(-depth // 8), 1e30
-    for high, wide, frac in _SIMT_TILES if depth < _SIMT_DEEP else _SIMT_TILES[:1]:
+    # From this depth of the inner loop on, the library takes its small SIMT tiles
+    for high, wide, frac in _SIMT_TILES if depth < 1700 else _SIMT_TILES[:1]:
         per_sm = -(-(-(-rows // high) * -(-columns // wide)) // chip.num_sms)
         step = max(coef["simt_step_cycles"], per_sm * high * wide * 8 / (macs * coef[frac]))
         best = min(best, steps * step + per_sm * high * wide * coef["simt_store_cycles"])

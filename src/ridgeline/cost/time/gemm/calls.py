@@ -34,14 +34,9 @@ from ridgeline.hardware import device
 Problem = tuple[int, int, int, int, str]  # b, m, n, k, layout: nt reads both operands along k, as F.linear does
 LEGACY = "ampere"
 """Whose tiles full-precision products take where no older kernels were fitted."""
-VECTOR_FRAC = 0.85
-"""Share of the vector peak that a full-precision main loop reaches, where none was fitted (published products)."""
 WIDE = ("fp32", "tf32")
 """Element types whose products the library has no favorite kernels for."""
-THIN_ROWS = 16
-"""Full-precision products of up to so many rows or columns run on kernels of their own."""
 
-TMA_ARCHS = ("hopper", "blackwell")
 _ALIGNED_FRACS = {2: 0.9, 4: 0.95}
 """Tensor rate of rows on 4 and 8 bytes over that on 16, where no operand goes through TMA: copies that are narrower, in
 kernels that are otherwise the same (published products on a V100 and a T4)."""
@@ -129,7 +124,8 @@ def group_of(problem: Problem, dtype: str) -> str:
     if min(m, n) == 1 and b == 1:
         return "vector"
     if dtype == "fp32":
-        return "thin" if min(m, n) <= THIN_ROWS else "plain"
+        # Full-precision products of up to so many rows or columns run on kernels of their own
+        return "thin" if min(m, n) <= 16 else "plain"
     if dtype == "tf32":
         return "even" if step == 8 else "odd"
     return ("odd1" if step == 1 else "odd2") + ("b" if b > 1 else "")
@@ -154,7 +150,7 @@ def _newest(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: flo
     measured = len(coef) > len(DEFAULTS)
     if dtype == "fp32" or (measured and alignment(problem, dtype) == 8):
         used = {**used, "unaligned_frac": 1.0}  # the coefficients speak of this alignment already
-    elif chip.arch not in TMA_ARCHS and (slower := _ALIGNED_FRACS.get(alignment(problem, dtype))):
+    elif chip.arch not in ("hopper", "blackwell") and (slower := _ALIGNED_FRACS.get(alignment(problem, dtype))):
         used = {**used, "unaligned_frac": slower}
     if not measured:
         used = {**used, **_hunger(chip, dtype)}
@@ -165,7 +161,8 @@ def _newest(problem: Problem, dtype: str, chip: Chip, coef: Coef, warm_frac: flo
 def _hunger(chip: Chip, dtype: str) -> dict[str, float]:
     """What power the product would draw, where only its architecture tells."""
     found = wanted_power_frac(chip.arch, dtype, chip.peak_flops_per_s(dtype), chip.tdp_w)
-    vector = {"tensor_frac": VECTOR_FRAC} if dtype == "fp32" else {}
+    # Share of the vector peak that a full-precision main loop reaches, where none was fitted (published products)
+    vector = {"tensor_frac": 0.85} if dtype == "fp32" else {}
     return vector if found is None else {**vector, "power_frac": found}
 
 

@@ -16,8 +16,6 @@ from ridgeline.cost.time.chip import Chip
 from ridgeline.cost.time.conv.cudnn_choice import Tree, forest
 
 POOLS = ("half.odd", "fp32", "tf32")
-ARCH = "hopper"
-"""The architecture whose library was asked."""
 FAMILIES = ("turing", "turing_wide", "turing_wmma", "ampere", "ampere_wide", "ampere_wmma", "simt", "xmma",
             "xmma_tensor", "xmma_group", "thin_n", "thin_t", "vector", "long", "other")  # fmt: skip
 """Kernels by the generation they were written for and the units they use; ``wide`` ones write partial sums in single
@@ -92,7 +90,7 @@ def _taken(problem: Problem, dtype: str, aligned: int) -> Kernel | None:
 
 def taken(problem: Problem, dtype: str, aligned: int, chip: Chip) -> Kernel | None:
     """The kernel that runs a product, or None where nothing was learned of it."""
-    if chip.arch != ARCH or pool_of(dtype, aligned) not in POOLS:
+    if chip.arch != "hopper" or pool_of(dtype, aligned) not in POOLS:  # The architecture whose library was asked
         return None
     return _taken(problem, dtype, aligned)
 

@@ -46,9 +46,6 @@ SIDES = (
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 RESIDENT_AREA, MAX_RESIDENT = 32768, 16  # output elements, and tiles, that an SM holds at a time
 K_GRAINS = {"fp32": 8}  # elements of k a step takes on the vector units
-K_GRAIN = 32  # and on the matrix units
-POWER_TAU_S = 2.25e-4
-WRITEBACK_FRAC = 0.15  # share of the L2 that holds output back from DRAM
 
 _MENU = np.array([(high, wide, split) for high, wide in SIDES for split in SPLITS], dtype=np.float64)
 _ROWS, _COLS, _SPLITS = (_MENU[:, i][None] for i in range(3))
@@ -83,11 +80,12 @@ def classic_timing(
     one, chip = chip.along(1), chip.along(2)
     size, out_size, peak = itemsize(dtype), itemsize(out_dtype_of(dtype)), chip.peak_flops_per_s(dtype)
     operands, output = b * (m + n) * k * size, b * m * n * out_size
-    written = output * (1 - held_frac(operands + output, WRITEBACK_FRAC * chip.l2_bytes))
+    # share of the L2 that holds output back from DRAM
+    written = output * (1 - held_frac(operands + output, 0.15 * chip.l2_bytes))
     moved = operands * (1 - warm) + written
     ramp_s = coef["ramp_s"] * moved / (moved + coef["ramp_bytes"])
     dram_s = np.asarray(moved / (coef["dram_frac"] * chip.dram_bytes_per_s) + ramp_s)
-    grain = K_GRAINS.get(dtype, K_GRAIN)
+    grain = K_GRAINS.get(dtype, 32)  # and on the matrix units
     tiles, depth = b * np.ceil(m / _ROWS) * np.ceil(n / _COLS) * _SPLITS, np.ceil(k / _SPLITS / grain) * grain
     loop_s = _loop_s(chip, coef, tiles, depth, size, peak)
     partial_s = b * m * n * (8 / (REDUCTION_L2_FRAC * coef["l2_frac"] * chip.l2_bytes_per_s))
@@ -97,7 +95,7 @@ def classic_timing(
     best = np.argmin(busy_s, axis=1)
     at = np.arange(len(best)), best
     flops = (2 * b * m * n * k)[:, 0]
-    capped = {"power_frac": coef["power_frac"], "power_tau_s": POWER_TAU_S}
+    capped = {"power_frac": coef["power_frac"], "power_tau_s": 2.25e-4}
     peak = one.peak_flops_per_s(dtype)
     expected_s = throttled(capped, busy_s[at] + coef["launch_s"], flops, peak)
     cold_bytes = (operands * (1 - warm) + np.maximum(output - chip.l2_bytes, 0))[:, 0]

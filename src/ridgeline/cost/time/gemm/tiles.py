@@ -30,10 +30,7 @@ K_STEP = 64  # elements of k per pipeline step
 GRAIN = 8  # a flexible tile side shrinks to the next multiple of this
 MAX_TILE = 128 * 256  # accumulators of a CTA
 REDUCTION_L2_FRAC = 0.8  # share of L2 bandwidth the split-k reduction reaches
-POWER_EXPONENT = 0.6  # slowdown = (power wanted / power allowed) ** this: frequency and voltage fall together
 WARM_EDGE = 0.5  # relative width of the fall from cached to uncached as a footprint outgrows its share of L2
-WHOLE_K_ARCHS = ("ada", "blackwell-consumer")  # cuBLAS leaves k whole there for little work and for few columns
-WHOLE_K, WHOLE_WORK, THIN_COLS, TALL_OUTPUT = 8192, 2.0**21, 64, 72_000
 SCALED_BYTES = {"fp4": 0.5625}  # a nibble and its share of the block scale
 
 COEFFICIENTS = {
@@ -158,7 +155,6 @@ def _cutlass_menu() -> Menu:
 
 
 LIBRARIES = ("cublas", "cutlass")
-FLEXIBLE_ARCHS = ("hopper", "blackwell")
 
 
 @lru_cache(maxsize=16)
@@ -168,7 +164,7 @@ def menu(arch: str, library: str) -> Menu:
         return _cutlass_menu()
     if library != "cublas":
         raise CostError(f"no tile menu for library {library!r}{nearest(library, LIBRARIES)}")
-    return _flexible_menu() if arch in FLEXIBLE_ARCHS else _fixed_menu()
+    return _flexible_menu() if arch in ("hopper", "blackwell") else _fixed_menu()
 
 
 def defaults(arch: str, library: str) -> Mapping[str, float]:
@@ -240,8 +236,8 @@ def _reread_bytes(chip: Chip, tiling: _Tiling, b: Floats, m: Floats, n: Floats, 
 
 def _whole_k(m: Floats, n: Floats, k: Floats) -> NDArray[np.bool_]:
     """Where the library does not split k, as measured on an L40S: too few multiplications, or tall and thin."""
-    thin = (n <= THIN_COLS) & (m * n >= TALL_OUTPUT)
-    return np.asarray((k <= WHOLE_K) & (m > 1) & (thin | (m * n * k < WHOLE_WORK)))
+    thin = (n <= 64) & (m * n >= 72_000)
+    return np.asarray((k <= 8192) & (m > 1) & (thin | (m * n * k < (2.0**21))))
 
 
 def held_frac(footprint_bytes: Floats, held_bytes: float) -> Floats:
@@ -259,7 +255,8 @@ def overlapped(a_s: Floats, b_s: Floats, exposed_frac: float) -> Floats:
 def throttled(coef: Mapping[str, float], busy_s: Floats, flops: Floats, peak: float) -> Floats:
     """The same work when the tensor cores draw more than the cap allows, for kernels long enough to be noticed."""
     wanted = coef["power_frac"] * flops / (busy_s * peak)
-    slowdown = np.maximum(wanted, 1) ** POWER_EXPONENT - 1
+    # slowdown = (power wanted / power allowed) ** this: frequency and voltage fall together
+    slowdown = np.maximum(wanted, 1) ** 0.6 - 1
     return np.asarray(busy_s * (1 + slowdown * busy_s / (busy_s + coef["power_tau_s"])))
 
 
@@ -329,7 +326,7 @@ def _picked(
     busy_s = overlapped(loop_s, dram_s, coef["exposed_frac"]) + reduce_s
     if menu.is_gated:
         busy_s = np.where((m > menu.min_m) & (m <= menu.max_m), busy_s, np.inf)
-    if chip.arch in WHOLE_K_ARCHS:
+    if chip.arch in ("ada", "blackwell-consumer"):  # cuBLAS leaves k whole there for little work and for few columns
         busy_s = np.where((menu.splits > 1) & _whole_k(b * m, n, k), np.inf, busy_s)
     by_tile = busy_s.transpose(0, 2, 1).reshape(len(busy_s), -1)  # of equals the first tile, then the fewest splits
     tile, split = np.divmod(by_tile.argmin(axis=1), menu.splits.size)

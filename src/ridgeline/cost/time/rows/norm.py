@@ -92,8 +92,6 @@ NEEDS = {"layer_norm": ("n", "c"), "rms_norm": ("n", "c"), "group_norm": ("n", "
 VECTOR = 4
 ROW_THREADS = 128
 MOMENT_THREADS = 512
-MANY_ROWS = 65536
-MAX_PARTIAL_BLOCKS = 32768
 
 
 def _normalize(rows: int, width: int, size: float, is_rms: bool, chip: Chip, coef: Coef, warm: float) -> list[Kernel]:
@@ -137,8 +135,8 @@ def _parameter_gradients(
     columns = ceil(width / 32)
     memory_s = stream_s(chip, coef, 2 * rows * width * size, 0.0, warm)
     more = 1.0 if is_rms else coef["dgb.bias"]
-    if rows > MANY_ROWS and width // 32 < chip.num_sms // 2:
-        parts = min(MAX_PARTIAL_BLOCKS // columns, ceil(rows / 32))
+    if rows > 65536 and width // 32 < chip.num_sms // 2:  # many rows
+        parts = min(32768 // columns, ceil(rows / 32))  # max partial blocks
         tiles = ceil(rows / (32 * parts))
         made = [looped("dgp", chip, coef, columns * parts, 32, tiles, tiles * more, warm, memory_s)]
         return made + _column_sums(parts, width, chip, coef) * (1 if is_rms else 2)

@@ -44,9 +44,7 @@ DEFAULTS: Coef = {
     "fused_column_instr": 28.0,  # and along columns, whose loads are not vectors
 }
 
-_MAX_THREADS = 512
 _SM_THREADS = 2048
-_ROUND = 4  # loads a thread has in flight
 _VECTOR_FROM = 128  # rows at least this long are read in vectors
 _MIN_VALUES, _MAX_VALUES = 16, 256  # values per thread below which a split is not worth it, above which it is forced
 
@@ -79,7 +77,7 @@ def launch(outer: int, reduced: int, inner: int, num_sms: int, input_vector: int
     else:
         vector = 4 if inner % 4 == 0 else 2 if inner % 2 == 0 else 1
         dim0, dim1 = num_outputs // vector, reduced
-    threads = _MAX_THREADS // vector
+    threads = 512 // vector  # max threads
     width0, height0 = min(_pow2(dim0), threads), min(_pow2(dim1), threads)
     height = min(height0, threads // min(width0, 32))
     width = min(width0, threads // height)
@@ -112,7 +110,7 @@ def _thread(
         loads = _ceil(shape.values, input_vector)
         return per_thread + loads * (coef["load_instr"] + per_value * input_vector), loads * wait
     work = shape.values * (coef["load_instr"] + per_value * shape.vector)
-    return per_thread + work, _ceil(shape.values, _ROUND) * (wait + coef["round_cycles"])
+    return per_thread + work, _ceil(shape.values, 4) * (wait + coef["round_cycles"])  # loads a thread has in flight
 
 
 def reduce_s(

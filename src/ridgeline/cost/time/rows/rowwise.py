@@ -8,14 +8,8 @@ from ridgeline.cost.call import Call, Coef
 from ridgeline.cost.time.chip import Chip
 from ridgeline.errors import CostError
 
-THREADS_PER_SM = 2048
-BLOCKS_PER_SM = 32
-REGISTERS_PER_SM = 65536
-
 Kernel = tuple[str, float, str]
 """(name, seconds, bound) of one kernel."""
-
-LATENCY, ISSUE, MEMORY = "latency", "issue", "memory"
 
 
 def dimensions(call: Call, *names: str) -> dict[str, int]:
@@ -29,8 +23,8 @@ def dimensions(call: Call, *names: str) -> dict[str, int]:
 
 def resident_blocks(threads: int, registers: float = 32.0) -> int:
     """Blocks that live on one SM at once, by threads, registers and block slots."""
-    by_registers = int(REGISTERS_PER_SM / (threads * registers))
-    return max(1, min(THREADS_PER_SM // threads, by_registers, BLOCKS_PER_SM))
+    by_registers = int(65536 / (threads * registers))  # registers of an SM
+    return max(1, min(2048 // threads, by_registers, 32))  # threads and blocks an SM holds
 
 
 def rounds(blocks: float, slots: float, tail_frac: float) -> float:
@@ -76,7 +70,7 @@ def kernel(
     latency_s = chain_cycles * rounds_of_blocks / chip.clock_hz
     busy_s = (latency_s**power + issue_s**power + memory_s**power) ** (1.0 / power)
     busy_s += (coef["launch_cycles"] + first_cycles) / chip.clock_hz
-    bound = MEMORY if memory_s >= latency_s and memory_s >= issue_s else ISSUE if issue_s > latency_s else LATENCY
+    bound = "memory" if memory_s >= latency_s and memory_s >= issue_s else "issue" if issue_s > latency_s else "latency"
     return name, busy_s, bound
 
 

@@ -26,7 +26,6 @@ from ridgeline.errors import CostError
 
 WARP_MAX_FORWARD = 2048
 WARP_MAX_BACKWARD = 1024
-REGISTER_MAX = 9 * 1024
 SMEM_BYTES = 48 * 1024 - 128
 VECTOR_BYTES = 16
 
@@ -239,7 +238,7 @@ def _plain_backward(rows: int, width: int, size: float, is_log: bool, chip: Chip
 def _forward(rows: int, width: int, size: float, is_log: bool, chip: Chip, coef: Coef, warm: float) -> Kernel:
     if width <= WARP_MAX_FORWARD and width * size <= 4 * WARP_MAX_FORWARD:
         return _warp_forward(rows, width, size, is_log, chip, coef, warm)
-    if width <= REGISTER_MAX:
+    if width <= (9 * 1024):  # register max
         step = coef["reg.step"] + (size < 4) * coef["reg.half"] + (not is_log) * coef["reg.div"]
         moved = rows * width * size
         return kernel(
@@ -325,17 +324,14 @@ def _compiled_loss(call: Call, chip: Chip, warm_frac: float) -> Time:
     n, v = call.dims()["n"], call.dims()["v"]
     size = ITEMSIZE[call.dtype]
     read, written = n * v * size, n * v * size if call.phase == "bwd" else n * 8.0
-    one_pass = stream.Sweep(n * v, read, written, 1, FUSED_LOSS_ALU, size, "fused")
+    # Instructions an element takes in a fused loss: maximum, exponential and sum, kept online
+    one_pass = stream.Sweep(n * v, read, written, 1, 16.0, size, "fused")
     rows = stream.Sweep(n, n * 8.0, 8.0, 1, 1.0, 4.0, "fused")
     busy_s = stream.sweep_s(chip, stream.DEFAULTS, one_pass, warm_frac)
     if call.phase == "fwd":
         busy_s += stream.sweep_s(chip, stream.DEFAULTS, rows, 1.0)
     floor_s = memory_floor_s(chip, read, written, warm_frac)
     return Time(max(floor_s, busy_s), floor_s, "memory", 2 if call.phase == "fwd" else 1)
-
-
-FUSED_LOSS_ALU = 16.0
-"""Instructions an element takes in a fused loss: maximum, exponential and sum, kept online."""
 
 
 @family("softmax", "softmax log_softmax cross_entropy nll_loss", DEFAULTS)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from ridgeline.cost.call import ITEMSIZE, Call, Coef, Time, family, memory_floor_s
 from ridgeline.cost.time.chip import Chip
 
-STRIP = 16  # columns a block owns when the last dim is kept
-RESIDENT = 4  # blocks of a row each that share an SM
-
 DEFAULTS: Coef = {
     "start_cycles": 4300.0,  # launch to last exit, next to nothing to do
     "row_cycles": 18.2,  # one row of a strip: two passes over it
@@ -24,10 +21,10 @@ def model(call: Call, chip: Chip, coef: Coef, warm_frac: float) -> Time:
     dims = call.dims()
     rows, columns, size = dims["n"], dims["c"], ITEMSIZE.get(call.dtype, 4.0)
     if dims.get("dim", 1) == 0:
-        waves = -(-rows // (chip.num_sms * RESIDENT))
+        waves = -(-rows // (chip.num_sms * 4))  # blocks of a row each that share an SM
         cycles = waves * columns * coef["element_cycles"] * (1.0 if size > 2.0 else coef["narrow"])
     else:
-        waves = -(-columns // STRIP // (chip.num_sms * 2)) or 1
+        waves = -(-columns // 16 // (chip.num_sms * 2)) or 1  # columns a block owns when the last dim is kept
         cycles = waves * rows * coef["row_grad_cycles" if call.phase == "bwd" else "row_cycles"]
     moved = rows * columns * size
     floor_s = memory_floor_s(chip, moved, moved, warm_frac)

@@ -53,10 +53,7 @@ DEFAULTS: Coef = {
     "put_again_row_cycles": 1900.0,  # and rows
 }
 
-_SECTOR_BYTES, _INDEX_BYTES = 32.0, 8.0
-_FEW_INDICES = 3072  # up to this many indices a table gradient is not sorted
 _TILE_INDICES = 2304  # up to this many one block sorts them: 256 threads of nine
-_ROWS_PER_PART = 10  # rows one thread sums before partial sums are joined
 
 
 def _unique(rows: float, count: float) -> float:
@@ -70,9 +67,9 @@ def gather_s(chip: Chip, coef: Coef, rows: float, row_bytes: float, table_bytes:
     if row_bytes % 16.0:
         # Elements or ragged rows picked one by one: index arithmetic, and a whole sector for every miss
         numel = rows * max(1.0, row_bytes / 4.0)
-        sector_bytes, cold = max(row_bytes, _SECTOR_BYTES), 1.0 - warm_frac
+        sector_bytes, cold = max(row_bytes, 32.0), 1.0 - warm_frac
         missed = missed_frac(chip, max(1.0, table_bytes / sector_bytes), sector_bytes, rows)
-        fetched = rows * (sector_bytes * missed + row_bytes + _INDEX_BYTES) * cold
+        fetched = rows * (sector_bytes * missed + row_bytes + 8.0) * cold
         memory = fetched / (coef["row_frac"] * chip.dram_bytes_per_s)
         start = coef["start_cycles"] + coef["miss_cycles"] * cold
         return start / chip.clock_hz + blend(coef["overlap"], memory, issue_s(chip, numel * coef["pick_instr"]))
@@ -131,12 +128,12 @@ def table_gradient_s(
     filled = stream.sweep_s(
         chip, stream.DEFAULTS, Sweep(numel, 0.0, table_bytes, 0, stream.DEFAULTS["fill_instr"], size, "plain"), 0.0
     )
-    if not bags and count <= _FEW_INDICES:
+    if not bags and count <= 3072:  # up to this many indices a table gradient is not sorted
         wait = coef["feature_index_cycles"] + coef["feature_miss_cycles"] * (1.0 - warm_frac)
         return filled + (coef["feature_cycles"] + count * wait) / chip.clock_hz, 2
     sorted_s, kernels = _index_sort_s(chip, coef, count, rows)
     unique = _unique(rows, count)
-    parts = unique + max(0.0, count - unique) / _ROWS_PER_PART
+    parts = unique + max(0.0, count - unique) / 10  # rows one thread sums before partial sums are joined
     lanes = max(32.0, math.ceil(width / 32.0) * 32.0)
     work = (parts + unique) * (coef["segment_instr"] + coef["column_instr"] * lanes) + coef[
         "value_instr"

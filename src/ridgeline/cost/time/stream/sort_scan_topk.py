@@ -7,8 +7,6 @@ from ridgeline.cost.time.chip import Chip
 from ridgeline.cost.time.stream import elementwise as stream
 from ridgeline.cost.time.stream.elementwise import Sweep, blend, issue_s, timed
 
-NARROW_WHOLE = ("int32", "int16", "int8", "uint8", "bool")
-
 DEFAULTS: Coef = {
     "overlap": 1.3,  # exponent of the blend of a lone block's latency and the chip's throughput
     "memset_cycles": 2200.0,  # clearing a counter
@@ -201,7 +199,7 @@ def _whole_chip_topk_s(chip: Chip, coef: Coef, rows: int, length: int, size: flo
 def _widened(chip: Chip, dtype: str, numel: float, warm_frac: float) -> tuple[float, float, float]:
     """Sums of whole numbers are made in 64 bits: (seconds of the cast, bytes read and bytes summed per element)."""
     size = ITEMSIZE[dtype]
-    if dtype not in NARROW_WHOLE:
+    if dtype not in ("int32", "int16", "int8", "uint8", "bool"):
         return 0.0, size, size
     sweep = Sweep(numel, numel * size, numel * 8.0, 1, 0.0, size, "cast")
     return stream.sweep_s(chip, stream.DEFAULTS, sweep, warm_frac), size, 8.0
