@@ -1,4 +1,5 @@
-"""Grows the trees that correct single convolution kernels: what ``cost/implicit.py``, told the choice, leaves over.
+"""Grows the trees that correct single convolution kernels: what
+``cost/time/conv/implicit_gemm.py``, told the choice, leaves over.
 
     python -m lab.fit.conv_kernels [--only stencil] [--write]
 

@@ -1,4 +1,5 @@
-"""Grows the trees of ``cost/heuristic.py``: which kernel cuBLAS takes for a product of odd rows or wide elements.
+"""Grows the trees of ``cost/time/gemm/cublas_choice.py``: which kernel cuBLAS takes for a product
+of odd rows or wide elements.
 
     python -m lab.fit.cublas_choice [--share 0.9] [--all] [--write]
 

@@ -1,4 +1,4 @@
-"""Fits the numbers of ``cost/blocks.py``: what single kernels of odd products take, by their names.
+"""Fits the numbers of ``cost/time/gemm/named_kernels.py``: what single kernels of odd products take, by their names.
 
     python -m lab.fit.cublas_kernels [--device h200] [--leave SEED] [--write]
 

@@ -1,5 +1,6 @@
-"""Grows the trees of ``cost/selection.py`` from answers of cuDNN's heuristic (``record/cudnn_heuristic.py``) and wri
-writes them.
+"""Grows the trees of ``cost/time/conv/cudnn_choice.py`` from answers of cuDNN's heuristic and writes them.
+
+The answers are those of ``record/cudnn_heuristic.py``.
 
     python -m lab.fit.cudnn_choice ANSWERS.jsonl.gz... [--share 0.9] [--most 6000] [--write]
 

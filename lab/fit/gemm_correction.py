@@ -1,4 +1,5 @@
-"""Grows the trees of ``cost/residue.py``: what the structure of a product leaves over, on measured products.
+"""Grows the trees of ``cost/correction/gemm_attention.py``: what the structure of a product leaves over,
+on measured products.
 
     python -m lab.fit.gemm_correction [--device h200] [--only half,fp8] [--learn]
                                        [--silicon ../shared/silicon] [--write]

@@ -3,10 +3,11 @@ Fourier transforms of dense ones too, whose times are sums of terms as well.
 
     python -m lab.fit.grouped_conv [--direct] [--streams] [--rounds 2]
 
-``--direct`` fits the terms of ``direct_terms`` and its like (``cost/conv.py``) to the durations of single kernels, by
-least squares without negative coefficients, and prints the error on fifths held out. ``--streams`` nudges what lies
-around the groups' kernels until calls meet what was measured; only calls with a time between events or from the first
-start to the last end count, because durations of kernels side by side add up to more. Prints what ``cost/conv.py`` has.
+``--direct`` fits the terms of ``direct_terms`` and its like (``cost/time/conv/conv.py``) to the durations of single
+kernels, by least squares without negative coefficients, and prints the error on fifths held out. ``--streams`` nudges
+what lies around the groups' kernels until calls meet what was measured; only calls with a time between events or from
+the first start to the last end count, because durations of kernels side by side add up to more. Prints what
+``cost/time/conv/conv.py`` has.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Fits the coefficients of ``cost/implicit.py`` to single kernels of the recorded convolutions.
+"""Fits the coefficients of ``cost/time/conv/implicit_gemm.py`` to single kernels of the recorded convolutions.
 
     python -m lab.fit.implicit_gemm_conv [--only tma.fwd,copy.fwd] [--out FILE]
 
 Each recorded kernel is known by name and by the engine and knobs that cuDNN's heuristic gives for its shape
 (``data/recordings/h200/cudnn_answers.jsonl.gz``, written by ``lab/record/cudnn_heuristic.py --recorded``). Prints the
-error of each way and pass; ``--out`` has the coefficients, as they stand in ``cost/conv.py``.
+error of each way and pass; ``--out`` has the coefficients, as they stand in ``cost/time/conv/conv.py``.
 """
 
 from __future__ import annotations

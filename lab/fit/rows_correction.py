@@ -1,4 +1,4 @@
-"""Grows the trees of ``cost/leftover.py``: what the structure of norms, sums, sorts and attention leaves over.
+"""Grows the trees of ``cost/correction/rows.py``: what the structure of norms, sums, sorts and attention leaves over.
 
     python -m lab.fit.rows_correction [--device h200] [--leave 6043,6033] [--folds] [--write] [--intervals]
 

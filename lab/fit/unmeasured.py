@@ -7,7 +7,7 @@ four architectures in turn is predicted by the other three. Run from the reposit
 
     python -m lab.fit.unmeasured ../shared/silicon [--write]
 
-``--write`` then fits all four and writes data/strangers.json.
+``--write`` then fits all four and writes data/unmeasured_architectures.json.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Common:
     unseen: dict[str, float] = field(default_factory=dict)
 
     def shared(self) -> dict[str, object]:
-        """The entry of ``data/strangers.json``."""
+        """The entry of ``data/unmeasured_architectures.json``."""
         rounded = {name: float(f"{value:.4g}") for name, value in self.common.items()}
         moved = {name: round(value, 3) for name, value in self.contrast.items() if abs(value) >= 5e-4}
         return {"common": rounded, "contrast": moved, "protocol": list(self.protocol), "unseen": self.unseen}
@@ -323,7 +323,7 @@ def write(path: Path, suites: Suites, found: Mapping[str, Mapping[str, Floats]],
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", type=Path, help="folder with one folder of Parquet tables per device")
-    parser.add_argument("--write", action="store_true", help="then fit all architectures and write data/strangers.json")
+    parser.add_argument("--write", action="store_true", help="then fit all architectures and write the data file")
     parser.add_argument("--out", type=Path, default=Path("data") / strangers.FILE)
     options = parser.parse_args()
     suites = suites_of(options.tables, [*MEMBERS.values(), *KIN.values()])

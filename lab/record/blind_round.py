@@ -3,7 +3,7 @@
     python -m lab.record.blind_round --out DIR [--seed 6003] [--parts blind,compiled,convs,products] [--seconds 40]
     python -m lab.record.blind_round --file DIR --seed 6003 [--device h200]                          afterwards
 
-``blind`` draws every kind that ``validate`` promises (``bench/surveys.py``), and convolutions of all sorts once more,
+``blind`` draws every kind that ``validate`` promises (``surveys.py``), and convolutions of all sorts once more,
 since a hundred of them say little; single precision there is as PyTorch leaves it, rounded to tf32. Nothing is fitted
 on it. ``convs`` are many convolutions, mostly of the sorts that are told badly. Convolutions of both parts are run for
 the time from the first kernel's start to the last one's end as well: groups run beside each other. ``products`` are

@@ -125,12 +125,12 @@ class Recorder(TorchDispatchMode):
         if isinstance(func, torch._ops.HigherOrderOperator):
             module, source = self.place()
             name = func.name() if callable(func.name) else func.name
-            cure = (
+            fix = (
                 "call a plain operator instead (scaled_dot_product_attention for flex_attention), or wrap the kernel "
                 "with torch.library.custom_op and declare its cost with @ridgeline.cost_of"
             )
             raise CaptureError(
-                f"higher-order operator {name!r} in module {module!r}, {source}, hides what it runs: {cure}"
+                f"higher-order operator {name!r} in module {module!r}, {source}, hides what it runs: {fix}"
             )
         if func.namespace == "profiler":
             return func(*args, **(kwargs or {}))

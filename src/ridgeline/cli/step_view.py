@@ -35,8 +35,8 @@ def show_step(step: Step, run: Campaign | None) -> None:
     if not step.fits:
         worst = max(step.footprints, key=lambda f: f.peak_bytes)
         missing = worst.peak_bytes - worst.capacity_bytes
-        cure = "raise tp, pp or zero, recompute, or take a smaller micro-batch; `ridgeline plan` finds plans that fit"
-        out.print(Text(f"• stage {worst.stage} misses {show_bytes(missing)}: {cure}", style="red"))
+        fix = "raise tp, pp or zero, recompute, or take a smaller micro-batch; `ridgeline plan` finds plans that fit"
+        out.print(Text(f"• stage {worst.stage} misses {show_bytes(missing)}: {fix}", style="red"))
 
 
 def summary(step: Step, width: int) -> RenderableType:

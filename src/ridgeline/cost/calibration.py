@@ -13,7 +13,7 @@ from typing import Any
 from ridgeline.basis import Basis
 from ridgeline.cost.call import Call, Coef, Family
 from ridgeline.cost.unmeasured.architectures import STRANGERS, families_of
-from ridgeline.cost.unmeasured.related_device import borrowed
+from ridgeline.cost.unmeasured.related_device import related_families
 from ridgeline.errors import CalibrationError
 from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
@@ -57,7 +57,7 @@ class Calibration:
         return max(-quantiles["q05"], quantiles["q95"]) * 1.05 if quantiles else None
 
     def unseen_width(self, entry: Mapping[str, Any] | None, family: str, dtype: str) -> float | None:
-        """The same of an entry that was judged on architectures left out: it needs no widening for being borrowed."""
+        """The same of an entry that was judged on architectures left out: another device needs no widening."""
         found = entry or self.entry(family, *TWINS.get(dtype, ())) or {}
         return found["unseen"]["width"] if "unseen" in found else None
 
@@ -113,4 +113,4 @@ def calibration_of(device: Device) -> Calibration:
     sibling = _load(donor) if donor else None
     if donor is None or sibling is None:
         return Calibration("", basis=basis)
-    return replace(sibling, families=borrowed(sibling.families, device_named(donor), device), basis=basis)
+    return replace(sibling, families=related_families(sibling.families, device_named(donor), device), basis=basis)

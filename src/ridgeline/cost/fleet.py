@@ -79,7 +79,7 @@ def estimate_fleet(graph: Graph, fleet: Fleet, execution: str = "eager") -> Pred
 def _groups(fleet: Fleet) -> list[Index]:
     """Devices that differ only in numbers that models take as arrays: one set of coefficients."""
     keys: list[NDArray[Any]] = [fleet.changed]
-    if Pricer(fleet.parent).calibration.device != fleet.parent.name:  # borrowed coefficients follow these numbers
+    if Pricer(fleet.parent).calibration.device != fleet.parent.name:  # coefficients are adapted by these
         names = ("num_cores", "boost_hz", "tdp_w", "dram.bandwidth_bytes_per_s", "tensor.fp16")
         keys += [fleet.numbers[name] for name in names if name in fleet.numbers]
     order = np.lexsort(keys)

@@ -124,7 +124,7 @@ class Prediction(Result):
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know: assumptions, missing calibration, memory that does not suffice and its cure."""
+        """What a reader should know: assumptions, missing calibration, memory that does not suffice, and what to do."""
         found = [str(a) for a in self.graph.meta.get("assumptions", ())]
         if not self.calibrated_on:
             found.append(
@@ -146,15 +146,15 @@ class Prediction(Result):
 
     def _cure(self) -> str:
         ranks = -(-self.peak_bytes // int(self.capacity_bytes * 0.92))
-        cures = [f"shard over {ranks} devices"]
+        fixes = [f"shard over {ranks} devices"]
         if self.graph.mode == "train":
-            cures += ["shard optimizer states (ZeRO)", "recompute activations", "a smaller micro-batch"]
+            fixes += ["shard optimizer states (ZeRO)", "recompute activations", "a smaller micro-batch"]
         else:
-            cures += ["a narrower weight format (fp8, int4)", "a smaller batch or sequence"]
+            fixes += ["a narrower weight format (fp8, int4)", "a smaller batch or sequence"]
         return (
             f"does not fit in {self.device.name}: misses {show_bytes(self.missing_bytes)} "
             f"of {show_bytes(self.peak_bytes)}; "
-            f"what would make it fit: {', '.join(cures)}"
+            f"what would make it fit: {', '.join(fixes)}"
         )
 
     @property

@@ -1,7 +1,7 @@
 """The vocabulary: every op a graph may hold, what it means and which attributes it must carry.
 
 Captures of every framework end in these ops. An op is one call of the framework (one eager dispatch); how many
-kernels a library launches for it is the cost room's business. Shapes needed for pricing are attributes, so that a
+kernels a library launches for it is the business of `cost`. Shapes needed for pricing are attributes, so that a
 rule never has to guess them back from views.
 """
 

@@ -41,7 +41,7 @@ class _Number:
 
 
 def load_device(path: Path) -> Device:
-    """The device that ``path`` describes, or a complaint that names the file, the field and the cure."""
+    """The device that ``path`` describes, or an error that names the file, the field and the fix."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

@@ -99,7 +99,7 @@ def dimension_of(name: str) -> Dimension:
 
 
 def load_system(path: Path) -> System:
-    """The system that ``path`` describes, or a complaint that names the file, the field and the cure."""
+    """The system that ``path`` describes, or an error that names the file, the field and the fix."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

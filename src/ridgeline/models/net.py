@@ -1,4 +1,4 @@
-"""The pen the zoo writes with: layers as people name them, each adding the nodes eager PyTorch would dispatch."""
+"""How the zoo writes networks: layers as people name them, each adding the nodes eager PyTorch would dispatch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FP32, INT64, INT32, FP8, BOOL = dtype("fp32"), dtype("int64"), dtype("int32"), d
 Shape = tuple[int, ...]
 
 
-class Net(Builder):
-    """A builder that knows the precision, whether gradients will be wanted, and how layers become nodes."""
+class Operators(Builder):
+    """A builder that knows the precision and whether gradients will be wanted, with the operators of eager PyTorch."""
 
     def __init__(self, name: str, mode: str, precision: str, **meta: Any) -> None:
         super().__init__(name, mode, precision=precision, **meta)
@@ -182,6 +182,10 @@ class Net(Builder):
         first, *rest = self.shape(x)
         piece = typed(tuple(rest), self.values[x].type.dtype, "strided")
         return self.node("view", [x], [self.value(piece, alias=x) for _ in range(first)], fn="unbind")
+
+
+class Net(Operators):
+    """The layers of the zoo's networks: norms, embeddings, attention, convolutions and losses."""
 
     def rms_norm(self, x: int, name: str, *, affine: bool = True) -> int:
         if self.fused_norms:

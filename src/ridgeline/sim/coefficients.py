@@ -62,7 +62,7 @@ class Coefficients:
 
 
 def coefficients(cluster: Cluster) -> Coefficients:
-    """The coefficients of the cluster's technologies; one without any of its own borrows the nearest, as assumed."""
+    """The coefficients of the cluster's technologies; one without any takes those of the nearest, as assumed."""
     return _coefficients(cluster.scale_up.kind, cluster.scale_up.topology, cluster.scale_out.kind)
 
 
@@ -79,9 +79,9 @@ def _entry(table: dict[str, dict[str, Any]], name: str, like: str) -> dict[str, 
     if name in table:
         entry = dict(table[name])
         return {**entry, "basis": Basis.parse(entry["basis"])}
-    borrowed = dict(table[like])
-    spread = max(0.25, 2 * borrowed["spread_frac"])
-    return {**borrowed, "basis": Basis.ASSUMED, "spread_frac": spread, "source": f"as {like}: {name} has none"}
+    found = dict(table[like])
+    spread = max(0.25, 2 * found["spread_frac"])
+    return {**found, "basis": Basis.ASSUMED, "spread_frac": spread, "source": f"as {like}: {name} has none"}
 
 
 @cache

@@ -73,7 +73,7 @@ def stack_of(name: str, device: Device) -> Stack:
     """The generation ``name`` on ``device``.
 
     A device it was never seen on takes what the fit says of its architecture, from the generation's relatives there
-    and its own rows elsewhere; one of an unknown architecture borrows the nearest device. Both are assumed.
+    and its own rows elsewhere; one of an unknown architecture takes those of the nearest device. Both are assumed.
     """
     if name == PLAIN:
         return Stack(name=PLAIN, title="the cost model as it is", device=device.name, basis=Basis.MEASURED,

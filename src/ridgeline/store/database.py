@@ -187,7 +187,7 @@ class Sqlite(Database):
             "malformed": "; restore a copy, or export what can be read with `ridgeline store export`",
         }
         return StoreError(
-            f"the store {self.url}: {text}{next((cure for word, cure in advice.items() if word in text), '')}"
+            f"the store {self.url}: {text}{next((fix for word, fix in advice.items() if word in text), '')}"
         )
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

@@ -229,7 +229,7 @@ def _host_pieces(
     launch: Ids,
     planned: Nanos,
 ) -> list[Pieces]:
-    """From the moment the device ran dry until the launch: what the host did instead, the most telling cause first."""
+    """From the moment the device ran dry until the launch: what the host did instead, the likeliest cause first."""
     left = np.where(planned > 0, 0, window.end - window.start)
     taken: Intervals | None = None
     found = []

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ridgeline.cost.time.chip import COMPUTE_BOUND, LATENCY_BOUND, MEMORY_BOUND, Chip, chip_of, kindred
+from ridgeline.cost.time.chip import COMPUTE_BOUND, LATENCY_BOUND, MEMORY_BOUND, Chip, chip_of, related_archs
 from ridgeline.cost.time.gemm.tiles import (
     COEFFICIENTS,
     DEFAULTS,
@@ -111,7 +111,7 @@ def test_every_default_names_every_coefficient() -> None:
 def test_defaults_fall_back_to_kin_then_generic() -> None:
     assert defaults("turing", "cublas") is DEFAULTS["ampere/cublas"]
     assert defaults("cdna3", "cublas") is DEFAULTS["generic/cublas"]
-    assert kindred("hopper") == ("hopper", "generic")
+    assert related_archs("hopper") == ("hopper", "generic")
 
 
 def test_unknown_library_is_an_error_that_names_known_ones(h200: Chip) -> None:

@@ -25,7 +25,7 @@ from ridgeline.sim.serving.deployment import (
 from ridgeline.sim.serving.engine import engine, engines, kernel_factors
 from ridgeline.sim.serving.experts import crowding
 from ridgeline.sim.serving.metrics import Slo, metrics
-from ridgeline.sim.serving.oracle import coefficients_of, knots, weighed
+from ridgeline.sim.serving.oracle import coefficients_of, knots, weighted
 from ridgeline.sim.serving.search import Need, search
 from ridgeline.sim.serving.simulate import oracle_of, simulate
 from ridgeline.sim.serving.step import attention_side, decode_attention_s, expert_side, rank_of
@@ -111,7 +111,7 @@ def test_tables_are_close_to_exact_points_between_their_knots():
     where = np.array([n for n in range(20, len(table) - 1, 97) if n not in set(knots(len(table) - 1))], dtype=float)
     rank = rank_of(deployment.anatomy, deployment.device, deployment.pool.layout, deployment.precision)
     total = expert_side(rank, where)
-    exact = weighed(total, where, coefficients_of(rank, deployment.engine))
+    exact = weighted(total, where, coefficients_of(rank, deployment.engine))
     error = np.abs(np.array([table[int(n)] for n in where]) / exact - 1)
     assert error.max() < 0.05 and error.mean() < 0.012
 

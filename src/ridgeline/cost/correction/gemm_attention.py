@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from ridgeline.cost.time.chip import Chip
 from ridgeline.resources import data_dir
 
-FILE = "residue.npz"
-LEFT_OVER = "leftover.npz"
-"""Trees of calls alone on the device (``cost/leftover.py``), which no model needs."""
+FILE = "gemm_attention.npz"
+LEFT_OVER = "calls_alone.npz"
+"""Trees of calls alone on the device (``cost/correction/rows.py``), which no model needs."""
 BOUND = 0.45
 """Largest logarithm of the factor."""
 VECTORS, VECTOR_BOUND = "vector", 0.9

@@ -23,7 +23,7 @@ _RULES: dict[str, Rule] = {}
 
 class NoLowering(CostError):
     def __init__(self, op: str, where: str) -> None:
-        super().__init__(f"op {op!r} at {where or 'top level'} has no kernel: add a lowering to cost/lower.py")
+        super().__init__(f"op {op!r} at {where or 'top level'} has no kernel: add a lowering to cost/lower/eager.py")
 
 
 def lowering(*names: str) -> Callable[[Rule], Rule]:

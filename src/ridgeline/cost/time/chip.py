@@ -23,7 +23,7 @@ BOUND_NAMES = ("compute", "memory", "latency")
 KIN = {"ampere-ga10x": "ampere", "turing": "ampere", "volta": "ampere", "pascal": "ampere", "blackwell-consumer": "ada"}
 
 
-def kindred(arch: str) -> tuple[str, ...]:
+def related_archs(arch: str) -> tuple[str, ...]:
     """Architectures whose coefficients stand in for a missing one of ``arch``, closest first."""
     return (arch, *((KIN[arch],) if arch in KIN else ()), "generic")
 

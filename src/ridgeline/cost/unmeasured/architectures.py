@@ -22,9 +22,9 @@ from ridgeline.hardware import Device
 from ridgeline.hardware import device as device_named
 from ridgeline.resources import data_dir
 
-FILE = "strangers.json"
+FILE = "unmeasured_architectures.json"
 STRANGERS = ("volta", "turing", "ampere-ga10x", "blackwell-consumer")
-"""Architectures with nothing closer to borrow from than another one. Published products, of which none was fitted: on a
+"""Architectures without a closer relative than another one. Published products, of which none was fitted: on a
 V100 11.1 % off by the nearest measured device and 10.9 this way, on a T4 14.5 and 13.0, on an A40 7.0 and 6.3."""
 REFERENCE = "h100-sxm"
 """The device whose units common values are in."""

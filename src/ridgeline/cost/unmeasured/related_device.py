@@ -30,7 +30,9 @@ MATRIX_J_PER_FLOP = {"cdna2": 2.1e-12, "cdna3": 1.65e-12, "cdna4": 1.2e-12}
 MI300X (51 % of its peak under 750 W) and an MI325X (60 % under 1000 W): the exponent of the power cap explains both."""
 
 
-def borrowed(families: Mapping[str, Mapping[str, Any]], donor: Device, device: Device) -> dict[str, Mapping[str, Any]]:
+def related_families(
+    families: Mapping[str, Mapping[str, Any]], donor: Device, device: Device
+) -> dict[str, Mapping[str, Any]]:
     """The donor's families as they are expected to be on ``device``."""
     found = dict(families)
     for name in ("gemm", "attention"):

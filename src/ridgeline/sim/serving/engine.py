@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from ridgeline.basis import Basis
-from ridgeline.cost.time.chip import kindred
+from ridgeline.cost.time.chip import related_archs
 from ridgeline.errors import CalibrationError, InputError, nearest
 from ridgeline.hardware import Device
 from ridgeline.resources import data_dir
@@ -99,7 +99,7 @@ def engine(name: str, device: Device) -> Engine:
         raise InputError(f"no serving engine {name!r}{nearest(name, table)}")
     entry = table[name]
     sets: Mapping[str, Mapping[str, Any]] = entry["coef"]
-    found = next((arch for arch in (device.arch, *kindred(device.arch)) if arch in sets), next(iter(sets)))
+    found = next((arch for arch in (device.arch, *related_archs(device.arch)) if arch in sets), next(iter(sets)))
     exact = found == device.arch and device.parent is None
     basis = Basis.FITTED if exact else Basis.ASSUMED
     coef = {**DEFAULTS, **{k: v for k, v in sets[found].items() if k in COEFFICIENTS}}

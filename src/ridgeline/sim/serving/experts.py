@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.cost.time.chip import Chip, Floats, kindred
+from ridgeline.cost.time.chip import Chip, Floats, related_archs
 from ridgeline.errors import CostError
 
 MIN_TILE = 16
@@ -64,7 +64,7 @@ _LIKE = {"fp16": "bf16", "fp8_block": "fp8", "int8": "fp8", "int8_wo": "int4_wo"
 
 def coefficients(arch: str, format_name: str) -> dict[str, float]:
     """Of the architecture and weight format; a format nobody measured there takes that of its kin, then Hopper's."""
-    for name in (*kindred(arch), "hopper"):
+    for name in (*related_archs(arch), "hopper"):
         for kind in (format_name, _LIKE.get(format_name, "bf16"), "bf16"):
             if f"{name}/{kind}" in _SETS:
                 found = dict(zip(_NAMES, _SETS[f"{name}/{kind}"], strict=True))

@@ -151,7 +151,7 @@ def oracle(
         # How much of a host's work besides launches is left where operators are compiled together: calls of whole
         # attention layers stay calls.
         calls += total.calls + total.views * ((1 / 3) if engine.compiled else 1.0)
-        never_less = np.maximum.accumulate(weighed(total, points, coef))  # for more tokens
+        never_less = np.maximum.accumulate(weighted(total, points, coef))  # for more tokens
         return spread_over(never_less, points, largest)
 
     group_s, joint_s = table(attention_side, tokens), table(expert_side, tokens * groups)
@@ -192,7 +192,7 @@ def coefficients_of(rank: Rank, engine: Engine) -> dict[str, float]:
     return {name: value * factors.get(name, 1.0) for name, value in engine.coef.items()}
 
 
-def weighed(total: Sum, tokens: Floats, coef: Mapping[str, float]) -> Floats:
+def weighted(total: Sum, tokens: Floats, coef: Mapping[str, float]) -> Floats:
     """Seconds by part under the engine's coefficients, short kernels with their fixed cost."""
     # Tokens at which a factor is halfway (in logarithms) between those of few and of thousands
     many = tokens / (tokens + 256)

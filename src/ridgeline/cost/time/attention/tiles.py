@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ridgeline.cost.time.chip import Chip, Floats, Timing, columns, kindred, timing
+from ridgeline.cost.time.chip import Chip, Floats, Timing, columns, related_archs, timing
 from ridgeline.cost.time.gemm.tiles import itemsize, overlapped, throttled
 from ridgeline.errors import CostError, nearest
 
@@ -131,7 +131,7 @@ def library_named(name: str) -> Library:
 def defaults(arch: str, library: str, phase: str = "fwd") -> Mapping[str, float]:
     """Coefficients for a device nobody measured: the same kernel on its kin, else another of the same manner."""
     others = [name for name, other in LIBRARIES.items() if other.streams == library_named(library).streams]
-    for name in kindred(arch):
+    for name in related_archs(arch):
         for other in (library, *others):
             for key in (f"{name}/{other}/{phase}", f"{name}/{other}"):
                 if key in DEFAULTS:

@@ -73,7 +73,7 @@ DEFAULTS: Coef = {
     "simt_grad_frac": 0.666,  # share of the vector peak, input gradient with at least simt_grad_channels channels
     "simt_grad_channels": 253.0,  # output channels that fill its inner tile
     "simt_grad_step_cycles": 130.0,  # and its time for one output channel in a lone block
-    "residue_frac": 1.0,  # share of the factor learned for single kernels that applies (cost/residue.py)
+    "residue_frac": 1.0,  # share of the factor learned for single kernels that applies
     "simt_atomic_frac": 0.107,  # share of the vector peak, weight gradient by atomics, one tap
     "simt_atomic_taps": 0.201,  # the same with more taps, whose input is reused
     "fourier_bytes": 8.35,  # bytes moved by the transforms over the tensors' own
@@ -165,7 +165,7 @@ DEFAULTS: Coef = {
     "fourier.dgrad.output": 6.85e-12, "fourier.dgrad.product": 1.53e-13,
     "winograd.wgrad.start": 8.09e-06, "winograd.wgrad.input": 6.62e-12, "winograd.wgrad.output": 5.14e-12,
     "winograd.wgrad.filter": 9.77e-11, "winograd.wgrad.product": 8.2e-14, "winograd.wgrad.deep": 1.18e-09,
-    # Pointwise products of rows on 2 bytes, as cuBLAS runs them: see cost/classic.py for the names.
+    # Pointwise products of rows on 2 bytes, as cuBLAS runs them: see cost/time/gemm/simt.py for the names.
     "odd1.depth_area": 10090.0, "odd1.depth_s": 2.211e-08, "odd1.dram_frac": 0.3575, "odd1.eff_frac": 0.1811,
     "odd1.exposed_frac": 0.6416, "odd1.half_area": 10490.0, "odd1.l2_frac": 0.5833, "odd1.launch_s": 1.525e-06,
     "odd1.power_frac": 0.9, "odd1.ramp_bytes": 1041000.0, "odd1.ramp_s": 2.484e-06, "odd1.splitk_s": 3e-06,
@@ -175,7 +175,7 @@ DEFAULTS: Coef = {
     "odd2.exposed_frac": 0.2791, "odd2.half_area": 6546.0, "odd2.l2_frac": 0.7, "odd2.launch_s": 1.117e-06,
     "odd2.power_frac": 0.9, "odd2.ramp_bytes": 1289000.0, "odd2.ramp_s": 5.178e-06, "odd2.splitk_s": 3e-06,
     "odd2.start_area": 69.7, "odd2.start_s": 2.536e-07, "odd2.store_s": 4.137e-11,
-    # What cuDNN is known to take, by way and pass: see cost/implicit.py for the names. Assumed, not fitted: all of
+    # What cuDNN is known to take, by way and pass: see implicit_gemm.py for the names. Assumed, not fitted: all of
     # `analytic` (six recorded kernels), and splits that stand at 3000 and 0.1 (no recorded kernel of theirs is split).
     "analytic.dgrad.start": 8860, "analytic.dgrad.fill": 302, "analytic.dgrad.tile": 2180, "analytic.dgrad.dram": 1.2,
     "analytic.dgrad.ramp": 4000, "analytic.dgrad.frac": 0.25, "analytic.dgrad.bytes": 45, "analytic.dgrad.step": 180,

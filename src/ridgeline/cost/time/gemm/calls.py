@@ -44,7 +44,7 @@ kernels that are otherwise the same (published products on a V100 and a T4)."""
 DEFAULTS: Coef = {
     "grouped_ratio": 1.24,  # a grouped product over one batched call of the same size: groups of unequal tiles
     "grouped_s": 6.3e-6,  # laying out the groups' problems on the device
-    "residue_frac": 0.0,  # share of the factor learned from measured products that applies (cost/residue.py)
+    "residue_frac": 0.0,  # share of the factor learned from measured products that applies
     "alone_frac": 0.0,  # whether trees of calls between events tell that factor, where there are some (cost/price.py)
 }
 

@@ -1,7 +1,7 @@
 """How long a product takes on a kernel that is known by name: its blocks on the SMs, their steps along k, their bytes.
 
 Products of odd rows and wide elements run on kernels of three generations that no least time chooses among; which one
-runs is learned (``cost/heuristic.py``), and each was timed often enough to be described by a few numbers of its own.
+runs is learned (``cublas_choice.py``), and each was timed often enough to be described by a few numbers of its own.
 An SM holds some blocks at a time. A block alone takes a start and so long for every step; blocks side by side share
 the SM, which needs so long for a step of each; the longer counts, against L2 and DRAM, and the result is written
 behind that. Slices of k that are added up inside the kernel wait for each other, others leave their sums to a second

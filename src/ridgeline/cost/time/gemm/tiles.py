@@ -22,7 +22,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ridgeline.cost.time.chip import Chip, Floats, Timing, columns, kindred, timing
+from ridgeline.cost.time.chip import Chip, Floats, Timing, columns, related_archs, timing
 from ridgeline.dtypes import dtype as dtype_named
 from ridgeline.errors import CostError, nearest
 
@@ -169,7 +169,7 @@ def menu(arch: str, library: str) -> Menu:
 
 def defaults(arch: str, library: str) -> Mapping[str, float]:
     """Coefficients for a device nobody measured: those of its architecture, else the ones all devices share."""
-    for name in kindred(arch):
+    for name in related_archs(arch):
         if f"{name}/{library}" in DEFAULTS:
             return DEFAULTS[f"{name}/{library}"]
     raise CostError(f"no GEMM coefficients for library {library!r}{nearest(library, LIBRARIES)}")
