@@ -49,6 +49,9 @@ def engine(
     iterations: Annotated[int, typer.Option("--iterations", help="Least number of calls.")] = 10,
     duration: Annotated[float, typer.Option("--duration", help="Seconds to measure.")] = 3.0,
     warmup: Annotated[float, typer.Option("--warmUp", "--warmup", help="Milliseconds before.")] = 200.0,
+    anyway: Annotated[
+        bool, typer.Option("--useCudaGraph", "--noDataTransfers", help="What is done anyway: inputs lie on the device.")
+    ] = False,
     times: Annotated[bool, typer.Option("--times", "--dumpProfile", help="Time each step.")] = False,
     on: Annotated[str | None, typer.Option("--on", help="Device to predict for.")] = None,
     ir: Annotated[str | None, typer.Option("--ir", help="ttgir, ptx or sass of the kernels in the file.")] = None,

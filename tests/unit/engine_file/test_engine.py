@@ -205,3 +205,24 @@ def test_operators_of_masks_are_in_the_op_set() -> None:
 
     a, b = torch.tensor([True, False]), torch.tensor([True, True])
     assert torch.equal(rl.build(Masked(), (a, b), level=0)(a, b), Masked()(a, b))
+
+
+def test_bindings_reach_the_ops_that_programs_name() -> None:
+    """PyTorch's bindings, which engines call for speed, against the overloads themselves."""
+    from ridgeline.engine.file.execute import BOUND, function_of, overload_of
+
+    x, w = torch.rand(4, 4) + 0.5, torch.randn(4, 4)
+    image, kernel, row = torch.randn(1, 4, 4, 4), torch.randn(2, 4, 3, 3), torch.randn(4)
+    arguments = {
+        "linear.default": (x, w, row), "layer_norm.default": (x, [4], row, row, 1e-5), "matmul.default": (x, w),
+        "view.default": (x, [2, 8]), "reshape.default": (x, [2, 8]), "permute.default": (x, [1, 0]),
+        "conv2d.default": (image, kernel, None, [1, 1], [1, 1]), "mm.default": (x, w),
+        "bmm.default": (image[0], image[0]),
+        "batch_norm.default": (image, row, row, row, x[0], False, 0.1, 1e-5, False), "transpose.int": (x, 0, 1),
+        "softmax.int": (x, -1),
+    }  # fmt: skip
+    for name in BOUND:
+        for given in (arguments.get(name, (x, w) if name.endswith(".Tensor") else (x,)),
+                      *([(x, 2.5)] if name.endswith(".Tensor") else [])):  # fmt: skip
+            found, meant = function_of(f"aten::{name}")(*given), overload_of(f"aten::{name}")(*given)
+            assert torch.equal(found, meant) and found.stride() == meant.stride(), name

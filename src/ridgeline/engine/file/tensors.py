@@ -67,7 +67,7 @@ def layout(data: memoryview, what: str) -> dict[str, tuple[torch.dtype, tuple[in
         raise EngineError(f"{what} is too short for tensors")
     (length,) = struct.unpack("<Q", data[:8])
     if length > min(MAX_HEADER_BYTES, len(data) - 8):
-        raise EngineError(f"{what} has a header of {length:,} bytes, more than there are")
+        raise EngineError(f"{what} is not safetensors: its header would have {length:,} bytes, more than there are")
     header = from_json(data[8 : 8 + length], f"{what}: header")
     if not isinstance(header, dict):
         raise EngineError(f"{what} has no header of tensors")
