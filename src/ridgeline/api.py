@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
 
+    from ridgeline.capture.importers.headers import Header
     from ridgeline.capture.importers.program import Imported
     from ridgeline.engine.drop_in import Optimized
     from ridgeline.findings.diff import Difference
@@ -56,10 +57,8 @@ def predict(
     zoo's (batch, seq, mode, precision, …), for a loaded model its dims (``batch=8``, or ``dims={…}``). ``on`` is a
     device's name, with overrides if you like: ``"h200 hbm_bandwidth=2x"``.
     """
-    if hasattr(model, "input_specs"):
-        from ridgeline.capture.importers import captured
-
-        model, options = captured(cast("Imported", model), options), {}
+    if hasattr(type(model), "input_specs"):
+        model, options = imported_graph(cast("Imported", model), options), {}
     if isinstance(model, Graph) and options:
         raise InputError(
             f"{', '.join(options)}: a captured graph has its sizes already; options are for names of the zoo"
@@ -70,6 +69,22 @@ def predict(
             "capture the model first with ridgeline.capture(model, args=…)"
         )
     return _uncollected(model, device_named(on), execution, options)
+
+
+def imported_graph(model: Imported, options: Mapping[str, Any]) -> Graph:
+    """The graph of a loaded model at the sizes asked for: captured, or of the zoo's decoder that a header describes."""
+    if model.import_format != "gguf":
+        from ridgeline.capture.importers import captured
+
+        return captured(model, options)
+    from ridgeline.models.gguf import network
+
+    header = cast("Header", model)
+    sizes = {**{k: v for k, v in options.items() if k != "dims"}, **(options.get("dims") or {})}
+    strange = sorted(set(sizes) - {"batch", "seq", "kv", "mode", "precision"})
+    if strange:
+        raise InputError(f"{model.import_name} takes batch, seq, kv, mode and precision, not {', '.join(strange)}")
+    return network(model.import_name, header.facts, header.stored, **sizes)
 
 
 def _uncollected(model: Graph | str, device: Device, execution: str, options: dict[str, Any]) -> Prediction:

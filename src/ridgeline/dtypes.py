@@ -10,13 +10,15 @@ from ridgeline.errors import GraphError, nearest
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """An element type: its canonical short name, width in bits and family (float, int, bool, complex).
+    """An element type: its canonical short name, width in bits and family (float, int, bool, complex, packed).
+
+    Packed weights are quantized in blocks: ``packed4.5`` takes 4.5 bits an element, its block's scales included.
 
     There is one of each, in the table below: they are compared and hashed as what they are, copied to themselves.
     """
 
     name: str
-    bits: int
+    bits: float
     family: str
 
     @property
@@ -60,6 +62,8 @@ def dtype(name: str | DType) -> DType:
         return found
     key = name.removeprefix("torch.").lower()
     key = _ALIASES.get(key, key)
+    if key.startswith("packed") and key[6:].replace(".", "", 1).isdigit():
+        return _TABLE.setdefault(key, DType(key, float(key[6:]), "packed"))
     if key not in _TABLE:
         raise GraphError(f"unknown dtype {name!r}{nearest(key, [*_TABLE, *_ALIASES])}")
     return _TABLE[key]

@@ -397,7 +397,7 @@ def gate(
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def profile(
-    target: Annotated[str, typer.Argument(help="Python script, or module with -m.")],
+    target: Annotated[str, typer.Argument(help="Python script, module with -m, or model file (.onnx, .pt2, …).")],
     args: Annotated[list[str] | None, typer.Argument(help="The script's own arguments.")] = None,
     module: Annotated[bool, typer.Option("-m", help="The target is a module, as in python -m.")] = False,
     out: Annotated[Path, typer.Option(help="Where the trace goes.")] = Path("trace.json"),
@@ -409,6 +409,7 @@ def profile(
     ] = False,
     power: Annotated[bool, typer.Option(help="Sample power and clocks beside the run.")] = True,
     memory: Annotated[bool, typer.Option(help="Record every allocation.")] = False,
+    dim: Dims = None,
     top: Annotated[int, typer.Option(min=0, help="Rows in the table.")] = 12,
     json: Json = False,
     store: StoreTo = None,
@@ -420,7 +421,8 @@ def profile(
         known = [f"--{name.replace('_', '-')}" for name in inspect.signature(profile).parameters]
         raise InputError(f"profile has no option {target!r}{nearest(target.split('=')[0], known)}")
     options = {"steps": steps, "warmup": warmup, "stack": stack, "power": power, "memory": memory}
-    code = profile_and_show(Asked(target, tuple(args or ()), module, out, step_on, options, top, json))
+    asked = Asked(target, tuple(args or ()), module, out, step_on, options, top, json, tuple(dim or ()))
+    code = profile_and_show(asked)
     if code:
         raise typer.Exit(code)
 

@@ -130,6 +130,8 @@ def _model(source: str, asked: Asked) -> tuple[Any, tuple[Any, ...], dict[str, A
     if not callable(made):
         raise InputError(f"{source} holds a {type(made).__name__}, which does not run: name a model's file, or "
                          "script.py:function")  # fmt: skip
+    if hasattr(made, "fill"):
+        made.fill()
     return made, tuple(_examples(made, asked)), {}
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.text import Text
 
-from ridgeline.capture.importers import bindings_of, captured, load
+from ridgeline.api import imported_graph
+from ridgeline.capture.importers import bindings_of, load
 from ridgeline.cli import draw
 from ridgeline.errors import InputError
 from ridgeline.units import show_bytes
@@ -27,7 +28,7 @@ def import_and_show(path: Path, check: bool, dims: Mapping[str, int], save: Path
         except InputError as error:
             found["compared"] = {"with": None, "why": str(error)}
     if save is not None and not lacking:
-        found["graph"] = str(captured(model, {"dims": dims}).save(save))
+        found["graph"] = str(imported_graph(model, {"dims": dims}).save(save))
     if json:
         draw.print_json(found)
     else:

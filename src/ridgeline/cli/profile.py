@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.text import Text
 from ridgeline.api import profile
 from ridgeline.cli import draw
 from ridgeline.cli.keep import keep
+from ridgeline.cli.source import dims_of, is_model_file, made_by
 from ridgeline.errors import MissingExtra
 from ridgeline.trace import Kind, Trace, steps
 from ridgeline.units import show_seconds
@@ -35,6 +37,7 @@ class Asked:
     options: Mapping[str, Any]
     top: int
     json: bool
+    dims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,14 @@ def profile_and_show(asked: Asked) -> int:
     """Print what was recorded; the exit code is the script's own."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("PyTorch", "torch", "profile")
-    from ridgeline.profiler.script import run_script
+    from ridgeline.profiler.script import Ended, run_script
 
     run = profile(out=asked.out, **asked.options)
-    ended = run_script(asked.target, asked.args, run, module=asked.module, step_on=asked.step_on)
+    if not asked.module and not asked.target.endswith(".py") and is_model_file(asked.target):
+        _run_model(asked, run)
+        ended = Ended(0, "", "calls of the model")
+    else:
+        ended = run_script(asked.target, asked.args, run, module=asked.module, step_on=asked.step_on)
     if ended.failure:
         print(ended.failure, file=sys.stderr, end="" if ended.failure.endswith("\n") else "\n")
     if ended.failure and not ended.counted:
@@ -74,6 +81,18 @@ def profile_and_show(asked: Asked) -> int:
     keep("profile", asked.target, lambda: {**made, **step_s}, measured=True, settings={"args": " ".join(asked.args)},
          device=str(made["facts"].get("device", "")), files=[("trace", asked.out)])  # fmt: skip
     return ended.code
+
+
+def _run_model(asked: Asked, run: Any) -> None:
+    """Call the model of a file on inputs made up, until enough steps are recorded."""
+    import torch
+
+    behind = [text for name, text in pairwise(asked.args) if name == "--dim"]
+    model, args, kwargs = made_by(asked.target, dims_of([*asked.dims, *behind]))
+    with torch.no_grad(), run:
+        while not run.done:
+            model(*args, **kwargs)
+            run.step()
 
 
 def op_rows(trace: Trace) -> list[OpRow]:

@@ -45,9 +45,10 @@ def graph_of(model: str, options: Mapping[str, Any], further: Sequence[str]) -> 
         _refuse(rest, ("mode", "optimizer"), f"{path}:{function}({', '.join(taken)})")
         return _captured(path, function, made, {**mine, **rest})
     if is_model_file(model):
-        from ridgeline.capture.importers import captured, load
+        from ridgeline.api import imported_graph
+        from ridgeline.capture.importers import load
 
-        return captured(load(model), asked)
+        return imported_graph(load(model), asked)
     if "dims" in asked:
         raise InputError(f"--dim is for model files, and {model!r} is none: use the options of the network")
     if model.endswith((".json", ".json.gz")):

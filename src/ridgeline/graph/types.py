@@ -75,7 +75,8 @@ class TensorType:
         """What every walk over a graph asks of its types, again and again, is worked out once."""
         numel = math.prod(self.shape)
         object.__setattr__(self, "numel", numel)
-        object.__setattr__(self, "num_bytes", -(-numel * self.dtype.bits // 8))
+        num_bytes = -(-numel * self.dtype.bits // 8)
+        object.__setattr__(self, "num_bytes", int(num_bytes) if self.dtype.family == "packed" else num_bytes)
         object.__setattr__(self, "number", _number(self.shape, self.dtype.name, self.layout))
 
     def __reduce__(self) -> tuple[type[TensorType], tuple[tuple[int, ...], DType, str]]:

@@ -84,7 +84,7 @@ def modules_marked(models: Iterable[nn.Module], only: Callable[[str], bool] | No
     named = {path: module for path, module in taking.items() if only is None or only(path)}
     try:
         for path, module in named.items():
-            enter, leave = _pair(path, opened)
+            enter, leave = _pair(getattr(module, "import_path", path), opened)  # of an imported model: the file's name
             handles.append(module.register_forward_pre_hook(enter))
             handles.append(module.register_forward_hook(leave, always_call=True))
         yield len(named)

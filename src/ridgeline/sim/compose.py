@@ -175,10 +175,10 @@ def _held(priced: Priced, parts: Sequence[Part]) -> Held:
         sum(pieces[n].param_numel * s for n, s in parts),
         sum(pieces[n].expert_numel * s for n, s in parts),
         sum(pieces[n].frozen_numel * s for n, s in parts),
-        max((pieces[n].param_numel + pieces[n].expert_numel + pieces[n].frozen_numel) / max(1, pieces[n].layers)
-            for n, _ in parts),
+        max(((pieces[n].param_numel + pieces[n].expert_numel + pieces[n].frozen_numel) / max(1, pieces[n].layers)
+             for n, _ in parts), default=0.0),
         sum(pieces[n].saved_bytes * s for n, s in parts),
-        max(pieces[n].working_bytes for n, _ in parts),
+        max((pieces[n].working_bytes for n, _ in parts), default=0),
     )  # fmt: skip
 
 

@@ -124,3 +124,111 @@ def test_wrong_inputs_are_told_by_name(tmp_path):
     torch.export.save(torch.export.export(nn.Linear(8, 2), (torch.randn(4, 8),)), path)
     with pytest.raises(ModelFileError, match="takes input"):
         rl.load(path)(torch.randn(4, 8), torch.randn(1))
+
+
+def onnx_product(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    from onnx import helper, numpy_helper
+
+    w, b = torch.randn(32, 8), torch.randn(8)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"], name="lin"), helper.make_node("Add", ["p", "b"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, ["batch", 4, 32])],
+                              [helper.make_tensor_value_info("y", 1, None)],
+                              [numpy_helper.from_array(w.numpy(), "w"), numpy_helper.from_array(b.numpy(), "b")])
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+    return path, w, b
+
+
+def test_a_linear_layer_s_weight_is_laid_out_as_the_layer_had_it(tmp_path):
+    path, w, b = onnx_product(tmp_path)
+    model = rl.load(path)
+    graph = rl.capture(model, bindings={"batch": 2})
+    (product,) = [node for node, _ in graph.nodes() if node.op == "matmul"]
+    assert product.attrs["trans_b"] and product.attrs["bias"]
+    assert not model.tensor("w").is_contiguous()  # nothing was read for that
+    x = torch.randn(2, 4, 32)
+    torch.testing.assert_close(model(x), x @ w + b)
+    assert model.tensor("w").shape == (8, 32) and model.tensor("w").is_contiguous()
+
+
+@pytest.mark.parametrize("name", ["batch", "N"])
+def test_batch_is_the_first_dim_whatever_an_exporter_calls_it(name, tmp_path):
+    from ridgeline.capture.importers import bindings_of
+    from ridgeline.capture.importers.program import Imported
+    from ridgeline.capture.inputs import spec
+
+    model = Imported("net", "test", lambda ctx, inputs: [], {"x": spec(("s77", 4)), "y": spec(("s77", "s78"))}, [], {})
+    if name == "batch":
+        assert bindings_of(model, {"dims": {"batch": 3, "s78": 2}}) == {"s77": 3, "s78": 2}
+    else:
+        with pytest.raises(InputError, match="no dim 'N'"):
+            bindings_of(model, {"dims": {"N": 3}})
+
+
+def test_gelu_in_the_order_exporters_write_it_and_attention_without_a_scale_are_raised():
+    half = lambda x: torch.mul(x, torch.mul(torch.add(torch.tanh(torch.mul(torch.add(x, torch.mul(
+        torch.pow(x, 3), 0.044715)), math.sqrt(2 / math.pi))), 1.0), 0.5))  # fmt: skip
+    model, x = program_of(half), torch.randn(2, 3, 16)
+    torch.testing.assert_close(model(x), half(x))
+    assert calls(model) == ["gelu"]
+
+    def attend(x):
+        keys = torch.transpose(torch.reshape(x, (-1, 5, 16)), 1, 2).reshape(2, 3, 16, 5)
+        return torch.matmul(torch.softmax(torch.matmul(x, keys), dim=-1), x)
+
+    model, x = program_of(attend), torch.randn(2, 3, 5, 16)
+    torch.testing.assert_close(model(x), attend(x))
+    assert calls(model) == ["scaled_dot_product_attention"]
+
+
+def test_ssd_detections_are_those_of_greedy_suppression():
+    from ridgeline.capture.importers.caffe.layers import LAYERS, Params
+
+    num, classes, keep = 12, 3, 8
+    loc, conf = torch.randn(1, num * 4) / 3, torch.rand(1, num, classes)
+    middle, half = torch.rand(num, 2), torch.rand(num, 2) / 4 + 0.05
+    prior = torch.cat([middle - half, middle + half], -1)
+    spread = torch.tensor([0.1, 0.1, 0.2, 0.2])
+    section = {"num_classes": [classes], "nms_param": [{"nms_threshold": [0.3], "top_k": [10]}],
+               "code_type": ["CENTER_SIZE"], "keep_top_k": [keep], "confidence_threshold": [0.4]}  # fmt: skip
+    layer = Params("d", "DetectionOutput", {"detection_output_param": [section]}, lambda *_: None, "net")
+    priors = torch.stack([prior.reshape(-1), spread.repeat(num)]).unsqueeze(0)
+    got = LAYERS["DetectionOutput"](layer, loc, conf.reshape(1, -1), priors)[0, 0]
+    delta = loc.reshape(num, 4) * spread
+    center, size = delta[:, :2] * 2 * half + middle, torch.exp(delta[:, 2:]) * half
+    boxes = torch.cat([center - size, center + size], -1)
+    found = []
+    for label in range(1, classes):
+        kept = []
+        for i in torch.argsort(conf[0, :, label], descending=True).tolist()[:10]:
+            overlap = lambda j, i=i: (torch.minimum(boxes[i, 2:], boxes[j, 2:]) - torch.maximum(
+                boxes[i, :2], boxes[j, :2])).clamp(min=0).prod()  # fmt: skip
+            area = lambda j: (boxes[j, 2:] - boxes[j, :2]).prod()
+            if conf[0, i, label] > 0.4 and all(
+                    overlap(j) <= 0.3 * (area(i) + area(j) - overlap(j)) for j in kept):  # fmt: skip
+                kept.append(i)
+        found += [torch.cat([torch.tensor([0.0, label, conf[0, i, label]]), boxes[i]]) for i in kept]
+    best = sorted(sorted(found, key=lambda row: -row[2])[:keep], key=lambda row: row[1])
+    torch.testing.assert_close(got[: len(best)], torch.stack(best))
+    assert bool((got[len(best) :] == -1).all())
+
+
+def test_a_saved_model_is_converted_by_the_python_that_has_tensorflow(tmp_path, monkeypatch):
+    path, w, b = onnx_product(tmp_path)
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    (folder / "saved_model.pb").write_bytes(b"")
+    stand_in = tmp_path / "python"  # takes tf2onnx's arguments and hands back a model made before
+    stand_in.write_text(f'#!/bin/sh\n[ "$2 $3" = "tf2onnx.convert --saved-model" ] && cp {path} "$8"\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("RIDGELINE_TENSORFLOW_PYTHON", str(stand_in))
+    model, x = rl.load(folder), torch.randn(2, 4, 32)
+    assert (model.import_format, model.import_name) == ("tensorflow", "saved")
+    torch.testing.assert_close(model(x), x @ w + b)
+    stand_in.write_text("#!/bin/sh\necho 'no such op: Foo' >&2\nexit 1\n")
+    with pytest.raises(ModelFileError, match=r"cannot convert .*no such op: Foo"):
+        rl.load(folder)
+    monkeypatch.setenv("RIDGELINE_TENSORFLOW_PYTHON", str(tmp_path / "nothing"))
+    with pytest.raises(ModelFileError, match="does not run"):
+        rl.load(folder)

@@ -71,7 +71,7 @@ def runnable(path: str | os.PathLike[str], dims: Mapping[str, int]) -> tuple[Imp
 
     model = load(path)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.to(device), model.example(bindings_of(model, {"dims": dims}), device), {}
+    return model.fill(device), model.example(bindings_of(model, {"dims": dims}), device), {}
 
 
 def captured(model: Imported, options: Mapping[str, Any]) -> Graph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class Header(Imported):
     def __init__(self, name: str, form: str, refs: dict[str, TensorRef], num_bytes: int, facts: dict[str, Any]) -> None:
         super().__init__(name, form, _no_program, {}, (), {})
         self.refs, self.facts, self.num_bytes = refs, facts, num_bytes
+        self.stored: dict[str, tuple[tuple[int, ...], float]] = {}  # shapes and bytes in the file
         kinds: dict[str, list[TensorRef]] = {}
         for ref in refs.values():
             kinds.setdefault(str(ref.dtype).removeprefix("torch."), []).append(ref)
@@ -169,7 +171,7 @@ class _Gguf:
             key = self.text()
             facts[key] = self.value(self.take("I"))
         refs: dict[str, TensorRef] = {}
-        total = 0
+        stored: dict[str, tuple[tuple[int, ...], float]] = {}
         for _ in range(num_tensors):
             tensor, rank = self.text(), self.take("I")
             if rank > 8:
@@ -179,10 +181,12 @@ class _Gguf:
             if kind not in GGUF_BLOCKS:
                 raise ModelFileError(f"{self.where}: tensor {tensor[:80]!r} has type {kind}, which is not known here")
             label, block, size = GGUF_BLOCKS[kind]
-            total += prod(dims) // block * size
+            stored[tensor] = (dims, prod(dims) // block * size)
             plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}.get(label, torch.uint8)
             refs[tensor] = TensorRef(tensor, plain, dims, _no_program, kind)
+        total = int(sum(num_bytes for _, num_bytes in stored.values()))
         made = Header(name, "gguf", refs, total, facts)
+        made.stored = stored
         counts: dict[str, int] = {}
         for ref in refs.values():
             counts[GGUF_BLOCKS[ref.element][0]] = counts.get(GGUF_BLOCKS[ref.element][0], 0) + 1
@@ -202,6 +206,9 @@ def load_config(path: Path, **_: Any) -> Any:
     """The network of a configuration, without weights in memory."""
     if not path.exists():
         raise ModelFileError(f"{path.parent} has no config.json: it is no folder of a Hugging Face model")
+    from ridgeline.capture.vision_ops import allow_unmatched_torchvision
+
+    allow_unmatched_torchvision()
     try:
         import transformers
     except ImportError as error:
@@ -230,13 +237,15 @@ def load_config(path: Path, **_: Any) -> Any:
         if name in wanted and tuple(wanted[name].shape) != ref.shape:
             raise ModelFileError(f"{path.parent}: weight {name!r} has shape {list(ref.shape)} where the configuration "
                                  f"says {list(wanted[name].shape)}: they belong to different models")  # fmt: skip
-    return _Configured(model.eval(), path.resolve().parent.name, refs, config)
+    again = lambda: cls(made) if names else cls.from_config(made)
+    return _Configured(model.eval(), path.resolve().parent.name, refs, config, again)
 
 
 class _Configured(Imported):
     """A network that transformers defines; its inputs are tokens or pictures with named dims."""
 
-    def __init__(self, model: Any, name: str, refs: dict[str, TensorRef], config: dict[str, Any]) -> None:
+    def __init__(self, model: Any, name: str, refs: dict[str, TensorRef], config: dict[str, Any],
+                 again: Callable[[], Any]) -> None:  # fmt: skip
         from ridgeline.capture.inputs import spec
 
         main = getattr(model, "main_input_name", "input_ids")
@@ -256,12 +265,24 @@ class _Configured(Imported):
             )
         super().__init__(name, "huggingface", _no_program, given, ("output",), {})
         self.refs, self.facts = refs, config
-        self.model, self.main = model, main
+        self.model, self.main, self._again = model, main, again
         self.survey = [OpRow(str(type(model).__name__), 1)]
 
     @property
     def num_params(self) -> int:
         return sum(p.numel() for p in self.model.parameters())
+
+    def fill(self, device: str | torch.device = "cpu", seed: int = 0) -> Imported:
+        """The network in memory: weights of the folder's files, random ones for those that no file holds."""
+        if any(p.is_meta for p in self.model.parameters()):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                self.model = self._again().eval()
+            with torch.no_grad():
+                for name, t in self.model.state_dict().items():
+                    if name in self.refs:
+                        t.copy_(self.refs[name].read())
+        return self.to(device)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = {self.main: args[0]} if args else kwargs

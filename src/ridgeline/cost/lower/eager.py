@@ -51,32 +51,38 @@ def _phase(site: Site) -> str:
     return "bwd" if site.backward else "fwd"
 
 
+def _unpacked(site: Site, weight: TensorType, rows: int, product: Call) -> Calls:
+    """A product with weights quantized in blocks: few rows read them as they are, more unpack them before it."""
+    if rows > 8:
+        wide = int(weight.numel * ITEMSIZE[site.dtype])
+        return _stream(site.dtype, weight.numel, weight.num_bytes, wide, 1, 4.0, vector=0, cast=1), product
+    work = work_of(site)
+    touched = min(1.0, rows / weight.shape[0]) if len(weight.shape) == 3 else 1.0  # experts that a row chose
+    read = int(work.read_bytes - weight.num_bytes * (1 - touched))
+    dims = (("flops", int(work.flops)), ("matrix_flops", int(work.flops)), ("read_bytes", read),
+            ("written_bytes", int(work.written_bytes)))  # fmt: skip
+    return (Call("roofline", site.dtype, "fwd", "packed_linear", dims),)
+
+
 @lowering("matmul")
 def _matmul(site: Site, arch: str) -> Calls:
     a = site.attrs
     dtype = "fp8" if site.dtype == "fp8_e5m2" else site.dtype  # both formats share a rate
     layout = ("t" if a.get("trans_a") else "n") + ("t" if a.get("trans_b", True) else "n")
     if a["b"] == 1:
-        return (call("gemm", dtype, "fwd", "cublas", m=a["m"], n=a["n"], k=a["k"], layout=layout),)
+        made = call("gemm", dtype, "fwd", "cublas", m=a["m"], n=a["n"], k=a["k"], layout=layout)
+        is_packed = len(site.ins) > 1 and site.ins[1].dtype.family == "packed"
+        return _unpacked(site, site.ins[1], a["m"], made) if is_packed else (made,)
     return (call("bmm", site.dtype, "fwd", "cublas", b=a["b"], m=a["m"], n=a["n"], k=a["k"], layout=layout),)
 
 
 @lowering("grouped_matmul")
 def _grouped(site: Site, arch: str) -> Calls:
     a = site.attrs
-    return (
-        call(
-            "grouped_gemm",
-            site.dtype,
-            "fwd",
-            "cublas",
-            groups=a["groups"],
-            m=a["m"],
-            n=a["n"],
-            k=a["k"],
-            reduction=int(a.get("which") == "reduction"),
-        ),
-    )
+    made = call("grouped_gemm", site.dtype, "fwd", "cublas", groups=a["groups"], m=a["m"], n=a["n"], k=a["k"],
+                reduction=int(a.get("which") == "reduction"))  # fmt: skip
+    is_packed = len(site.ins) > 1 and site.ins[1].dtype.family == "packed"
+    return _unpacked(site, site.ins[1], a["m"], made) if is_packed else (made,)
 
 
 @lowering("conv")
