@@ -419,7 +419,7 @@ class Imported(nn.Module):
         _placeholders_first(trace.graph)
         if self.raises:
             with plain():
-                raised(trace.graph, trace.constants, lambda name: self.refs[name].read())
+                raised(trace.graph, trace.constants, lambda name: self.refs[name].read(), self.import_format)
         return _program(trace, torch.device("cpu") if self._captured else device)
 
     @property

@@ -98,10 +98,15 @@ class Rewriter:
         return None
 
 
-def raised(graph: fx.Graph, constants: Constants, weight: Callable[[str], torch.Tensor]) -> None:
+def raised(graph: fx.Graph, constants: Constants, weight: Callable[[str], torch.Tensor], form: str = "") -> None:
     """Rewrite in place, pattern by pattern; ``weight`` reads a weight, for masks that are stored as one."""
     rewriter = Rewriter(graph, constants, weight)
-    for pattern in PATTERNS:
+    patterns = PATTERNS
+    if form == "stablehlo":
+        from ridgeline.capture.importers import raising_xla
+
+        patterns = [PATTERNS[0], *raising_xla.PATTERNS, *PATTERNS[1:]]
+    for pattern in patterns:
         for node in list(graph.nodes):
             if node.op in ("call_function", "call_method") and (node.users or pattern is PATTERNS[0]):
                 pattern(rewriter, node)
