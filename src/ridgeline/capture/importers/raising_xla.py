@@ -111,8 +111,8 @@ FUNCTIONS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (F.softplus, {}), (F.logsigmoid, {}), (torch.special.erfc, {}),
 ]  # fmt: skip
 _POINTWISE = frozenset(
-    "abs add div erf exp expm1 ge gt le log log1p logical_and logical_not lt maximum minimum mul neg pow reciprocal rsqrt "
-    "sigmoid special_erfc sqrt sub tanh where".split()
+    "abs add div erf exp expm1 ge gt le log log1p logical_and logical_not lt maximum minimum mul neg pow reciprocal "
+    "rsqrt sigmoid special_erfc sqrt sub tanh where".split()
 )
 
 
