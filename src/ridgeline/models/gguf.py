@@ -58,7 +58,9 @@ def decoder_of(name: str, facts: Mapping[str, Any], tensors: Tensors) -> Decoder
             raise ModelError(f"{name}: a {arch} model without {tensor}: this variant is not known here")
         return found[0][axis]
 
-    has = lambda tensor: f"{last}{tensor}" in tensors
+    def has(tensor: str) -> bool:
+        return last + tensor in tensors
+
     heads, hidden = fact("attention.head_count"), rows("token_embd.weight", 1)
     if heads < 1 or fact("block_count") < 1:
         raise ModelError(f"{name}: the header says nothing of the model's layers or heads")

@@ -75,7 +75,7 @@ def mean(r: Rewriter, node: fx.Node) -> None:
 
 def _row_of(node: Any, name: str) -> Any:
     """What a reduction over the last dim, kept as a dim of one, reduces."""
-    inner = node.args[0] if is_call(node, "reshape") and shape_of(node)[-1:] == (1,) else None
+    inner: Any = node.args[0] if is_call(node, "reshape") and shape_of(node)[-1:] == (1,) else None
     if is_call(inner, "maximum") and len(inner.args) == 2:  # of a lower bound of minus infinity
         inner = next((a for a in inner.args if is_call(a, name)), None)
     if not is_call(inner, name) or list(inner.args[1]) != [len(shape_of(inner.args[0])) - 1]:
@@ -85,19 +85,18 @@ def _row_of(node: Any, name: str) -> Any:
 
 def softmax(r: Rewriter, node: fx.Node) -> None:
     """exp(x − max) over its sum, and x − max less the logarithm of it."""
-    if is_call(node, "div"):
-        up, low = node.args
-        if not is_call(up, "exp") or _row_of(low, "sum") is not up or not is_call(up.args[0], "sub"):
-            return
-        shifted, target = up.args[0], F.softmax
-    elif is_call(node, "sub") and is_call(node.args[1], "log") and is_call(node.args[0], "sub"):
-        shifted, target = node.args[0], F.log_softmax
-        inside = _row_of(node.args[1].args[0], "sum")
-        if inside is None and is_call(node.args[1].args[0], "reshape"):
-            return
+    shifted: Any = None
+    target = F.softmax
+    up: Any = node.args[0] if node.args else None
+    low: Any = node.args[1] if len(node.args) > 1 else None
+    if is_call(node, "div") and is_call(up, "exp") and _row_of(low, "sum") is up:
+        shifted = up.args[0]
+    elif is_call(node, "sub") and is_call(low, "log"):
+        shifted, target = up, F.log_softmax
+        inside = _row_of(low.args[0], "sum")
         if not is_call(inside, "exp") or inside.args[0] is not shifted:
             return
-    else:
+    if not is_call(shifted, "sub"):
         return
     x, top = shifted.args
     if _row_of(top, "amax") is x:
@@ -127,14 +126,14 @@ def function(r: Rewriter, node: fx.Node) -> None:
     pending = {node}
     while len(inner) < 120:
         last = max(pending)  # in the order they run
+        if name_of(last) not in _POINTWISE:
+            return
         pending.discard(last)
         inner.add(last)
         if last is not node and any(user not in inner for user in last.users):
             return
-        for arg in last.all_input_nodes:
-            if _uniform(r, arg) is None:
-                pending.add(arg)
-        if not pending or (len(pending) > 1 and any(name_of(n) not in _POINTWISE for n in pending)):
+        pending.update(arg for arg in last.all_input_nodes if _uniform(r, arg) is None)
+        if not pending or sum(name_of(n) not in _POINTWISE for n in pending) > 1:
             return
         (x, *more) = pending
         if not more and len(inner) > 2 and shape_of(x) == shape_of(node) and x.meta.get("dtype") == torch.float32:
