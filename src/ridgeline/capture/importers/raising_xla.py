@@ -140,6 +140,9 @@ def function(r: Rewriter, node: fx.Node) -> None:
             found = _recognized(r, node, x, sorted(inner))
             if found is not None:
                 r.replace(node, found[0], (x,), found[1])
+                for dead in sorted(inner, reverse=True):  # what is left of it would count as a reader
+                    if not dead.users:
+                        r.graph.erase_node(dead)
                 return
         if not more and name_of(x) not in _POINTWISE:
             return
