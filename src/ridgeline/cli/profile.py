@@ -57,11 +57,12 @@ def profile_and_show(asked: Asked) -> int:
     """Print what was recorded; the exit code is the script's own."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("PyTorch", "torch", "profile")
-    from ridgeline.profiler.script import Ended, run_script
+    from ridgeline.profiler.script import Ended, run_model, run_script
 
     run = profile(out=asked.out, **asked.options)
     if not asked.module and not asked.target.endswith(".py") and is_model_file(asked.target):
-        _run_model(asked, run)
+        behind = [text for name, text in pairwise(asked.args) if name == "--dim"]
+        run_model(*made_by(asked.target, dims_of([*asked.dims, *behind])), run)
         ended = Ended(0, "", "calls of the model")
     else:
         ended = run_script(asked.target, asked.args, run, module=asked.module, step_on=asked.step_on)
@@ -81,18 +82,6 @@ def profile_and_show(asked: Asked) -> int:
     keep("profile", asked.target, lambda: {**made, **step_s}, measured=True, settings={"args": " ".join(asked.args)},
          device=str(made["facts"].get("device", "")), files=[("trace", asked.out)])  # fmt: skip
     return ended.code
-
-
-def _run_model(asked: Asked, run: Any) -> None:
-    """Call the model of a file on inputs made up, until enough steps are recorded."""
-    import torch
-
-    behind = [text for name, text in pairwise(asked.args) if name == "--dim"]
-    model, args, kwargs = made_by(asked.target, dims_of([*asked.dims, *behind]))
-    with torch.no_grad(), run:
-        while not run.done:
-            model(*args, **kwargs)
-            run.step()
 
 
 def op_rows(trace: Trace) -> list[OpRow]:

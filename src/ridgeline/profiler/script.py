@@ -5,12 +5,13 @@ from __future__ import annotations
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ridgeline.errors import InputError
@@ -41,6 +42,14 @@ def run_script(target: str, args: Sequence[str], run: Run, *, module: bool = Fal
         stack.enter_context(run)
         code, failure = _execute(target, module)
     return Ended(code, failure, steps.source)
+
+
+def run_model(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Run) -> None:
+    """Call a model until enough steps are recorded; a step is a call."""
+    with torch.no_grad(), run:
+        while not run.done:
+            model(*args, **kwargs)
+            run.step()
 
 
 def _execute(target: str, module: bool) -> tuple[int, str]:
