@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from ridgeline.cli.history import shown_value
 from ridgeline.cli.settings import settings_of
 from ridgeline.errors import InputError, nearest
 from ridgeline.store import transfer
+from ridgeline.store.record import canonical
 from ridgeline.store.store import Store
 from ridgeline.study.run import Spec, Study, infeasible, opened, run
 from ridgeline.study.space import Space
@@ -67,6 +69,9 @@ def run_study(asked: Asked) -> int:
     spec, name = (_from_file(Path(first), asked) if first.endswith(".toml") else _from_words(first, asked))
     with Store(asked.url) as store:
         spec = _with_errors(spec, store)
+        unnamed = not asked.name and not first.endswith(".toml")
+        if unnamed and any(kept.spec != spec.to_dict() for kept in store.studies(name)):
+            name += "-" + hashlib.blake2b(canonical(spec.to_dict()).encode(), digest_size=3).hexdigest()
         try:
             study = run(spec, store, asked.name or name, workers=asked.workers, ray=asked.ray, resume=asked.resume,
                         progress=_progress if sys.stderr.isatty() and not asked.json else None)  # fmt: skip

@@ -36,6 +36,19 @@ def test_a_study_prints_its_frontier_and_is_found_again(store, tmp_path, capsys)
     assert run(["study", "show", "d"]) == 2
 
 
+def test_another_study_of_the_same_axes_is_kept_beside_the_first_unless_it_is_named(store, capsys):
+    assert run(DECODE) == 0
+    assert run([*DECODE, "--minimize", "tpot"]) == 0
+    assert run([*DECODE, "--minimize", "tpot"]) == 0
+    capsys.readouterr()
+    assert run(["study", "list", "--json"]) == 0
+    names = {study["name"] for study in json.loads(capsys.readouterr().out)["studies"]}
+    assert len(names) == 2
+    assert "llama3-8b-batch-hbm_bandwidth" in names
+    assert run([*DECODE, "--minimize", "tpot", "--name", "llama3-8b-batch-hbm_bandwidth"]) == 2
+    assert "another spec" in capsys.readouterr().err
+
+
 def test_a_spec_in_a_file_is_the_same_study(store, tmp_path, capsys):
     (tmp_path / "spec.toml").write_text(
         'model = "llama3-8b"\nminimize = "tpot"\nsubject_to = ["tpot<1ns"]\n[options]\nmode = "decode"\n'
