@@ -243,6 +243,8 @@ def _points(study: Study, order: Any, top: int, objectives: Sequence[Any]) -> No
     names = list(dict.fromkeys(name for _, expression, _ in objectives for name in expression.names()))
     made = table("Frontier", ("point", "right"), *((name, "right") for name in axes if name in study.columns),
                  *((name, "right") for name in names if name not in axes))  # fmt: skip
+    for column in made.columns[1 + len(axes) :]:
+        column.no_wrap = False  # an interval goes into a second line, and is never cut
     step = max(1, -(-len(order) // top))  # spread over the frontier
     for number in order[::step]:
         point = study.point(int(number))
