@@ -63,9 +63,9 @@ _LOSSES = re.compile(r"loss|kl_div|cross_entropy|_softmax$|logsumexp|sigmoid")
 
 
 def _again(trace: Trace, rows: Index) -> NDArray[np.bool_]:
-    """Kernels of a forward pass that runs a second time without gradients, for what is counted in its outputs: the same
-    products in the same order as a pass of the step that has gradients, and after it comparisons and no loss. (A
-    teacher of the same shape goes into a loss.)"""
+    """Kernels of a forward pass that runs a second time for what is counted in its outputs: the same products in the
+    same order as a pass whose gradients are made, autograd recording both, and after the second comparisons and no
+    loss. (A teacher goes into a loss; a pass over held-out data runs under ``no_grad``.)"""
     found = np.zeros(len(rows), np.bool_)
     sequence, shapes, launch = trace.optional("sequence"), trace.optional("shapes"), trace.launch[rows]
     backward = trace.word_id("backward")
@@ -100,6 +100,8 @@ def _again(trace: Trace, rows: Index) -> NDArray[np.bool_]:
         for at in np.flatnonzero(key[bare] == with_gradient[0]).tolist():
             chosen = bare[at : at + num]
             if len(chosen) < num or chosen[-1] - chosen[0] != num - 1 or not (key[chosen] == with_gradient).all():
+                continue
+            if len(np.unique(sequence[products[chosen]])) < num:  # under no_grad: it may judge another batch
                 continue
             begin, end = products[chosen[0]], products[chosen[-1]]
             after = ops[np.searchsorted(trace.start_ns[ops], trace.end_ns[end]) :][:40]

@@ -14,6 +14,7 @@ from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.evidence import kernel_evidence, place_of
 from ridgeline.findings.context.gains import touched_by_s
 from ridgeline.findings.context.nesting import op_time
+from ridgeline.findings.context.rounds import num_rounds
 from ridgeline.findings.replay.fix import Fix
 from ridgeline.findings.rule import rule
 from ridgeline.findings.rules.memory import recompute
@@ -21,8 +22,8 @@ from ridgeline.findings.rules.optimizer import needless_gradients, zero_grad
 
 #: Sort of avoidable work: what to say of it.
 CAUSES: Mapping[str, str] = {
-    "again": "a pass that is not needed: the same products run once more without gradients, and what follows counts "
-    "hits in their outputs",
+    "again": "a pass that is not needed: the same products run once more, autograd records them for nothing, and what "
+    "follows counts hits in their outputs",
     "zero": "a factor of zero: what is multiplied by it need not be computed",
     "grown": "a tensor that grows by torch.cat: all of it is copied for every row that is appended",
 }
@@ -39,6 +40,8 @@ def needless_work(context: TraceContext) -> Candidate | None:
 def unread(context: TraceContext) -> Candidate | None:
     """Work that the accounting takes for avoidable: a second pass, factors of zero, tensors grown by copies."""
     of = {name: np.flatnonzero(chosen) for name, chosen in unread_of(context.trace, context.rows).items()}
+    if len(of["grown"]) < 4 * num_rounds(context):  # one a step in a program that was well, 16 for a token of a cache
+        del of["grown"]
     name = max(of, key=lambda one: context.per_step_s(of[one]))
     works = of[name]
     if not len(works):
