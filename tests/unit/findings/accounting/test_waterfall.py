@@ -330,8 +330,8 @@ def _trained(after: str, no_grad: bool = False) -> Trace:
     """A pass with gradients, then the same four products without, and an op behind them."""
     run, at = Run(), 0.0
     for number in range(8):
-        op = run.host("aten::mm", at, 0.1, phase="forward", step=0,
-                      extra={"sequence": min(number, 4) if no_grad else number, "shapes": f"[[{number % 4 + 1}, 8], [8, 8]]"})  # fmt: skip
+        known = {"sequence": min(number, 4) if no_grad else number, "shapes": f"[[{number % 4 + 1}, 8], [8, 8]]"}
+        op = run.host("aten::mm", at, 0.1, phase="forward", step=0, extra=known)
         call = run.host("cudaLaunchKernel", at + 0.01, 0.02, Kind.RUNTIME, parent=op)
         run.kernel(at + 0.1, 0.5, call, op="aten::mm", step=0)
         at += 1.0
