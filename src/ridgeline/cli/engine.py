@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.cli import draw
-from ridgeline.cli.source import made_by
+from ridgeline.cli.source import dims_of, made_by
 from ridgeline.errors import InputError, nearest
 from ridgeline.units import show_bytes
 
@@ -30,6 +30,7 @@ class Asked:
     sources: Sequence[str] = ()
     out: Path | None = None
     shapes: Mapping[str, str] = field(default_factory=dict)  # shapes, min, opt, max
+    dims: Sequence[str] = ()
     error_budget: float | None = None
     precisions: Sequence[str] = ()
     budget_s: float = 60.0
@@ -144,7 +145,9 @@ def _examples(model: Any, asked: Asked) -> Sequence[Any]:
             if not isinstance(dim, int):
                 told = shape[axis].split("..")[0] if axis < len(shape) else wanted.get(dim.name, (1,))[-1]
                 bindings[dim.name] = int(told)
-    made: Sequence[Any] = model.example(bindings)
+    from ridgeline.capture.importers import bindings_of
+
+    made: Sequence[Any] = model.example(bindings_of(model, {"dims": {**bindings, **dims_of(asked.dims)}}))
     return made
 
 

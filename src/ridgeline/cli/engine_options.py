@@ -19,7 +19,7 @@ def engine(
     load: Annotated[str | None, typer.Option("--loadEngine", help="Engine, as the first argument.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", "--saveEngine", help="File to write.")] = None,
     shapes: Annotated[str | None, typer.Option("--shapes", help="batch=1,8,64, or x:8x3x224x224,y:8x7.")] = None,
-    dim: Annotated[list[str] | None, typer.Option("--dim", help="A dim's size, as batch=8: as in --shapes.")] = None,
+    dim: Annotated[list[str] | None, typer.Option("--dim", help="A dim's size, as batch=8.")] = None,
     min_shapes: Annotated[str | None, typer.Option("--minShapes", help="Smallest shapes: x:1x3x224x224.")] = None,
     opt_shapes: Annotated[str | None, typer.Option("--optShapes", help="Shapes to be fastest at.")] = None,
     max_shapes: Annotated[str | None, typer.Option("--maxShapes", help="Largest shapes.")] = None,
@@ -68,8 +68,8 @@ def engine(
     flags = {"fp16": fp16, "bf16": bf16, "fp8": fp8, "int8": int8, "best": best}
     asked = Asked(
         action=action, sources=(*first, *(sources or ())), out=out, error_budget=error_budget, budget_s=budget_s,
-        shapes={"shapes": ";".join([*([shapes] if shapes else []), *(dim or ())]), "min": min_shapes or "",
-                "opt": opt_shapes or "", "max": max_shapes or ""},
+        shapes={"shapes": shapes or "", "min": min_shapes or "", "opt": opt_shapes or "", "max": max_shapes or ""},
+        dims=tuple(dim or ()),
         precisions=[name for name, wanted in flags.items() if wanted], level=level, timings=timings,
         error_on_miss=error_on_miss, device=device, trust=trust, memory_limit=memory_limit,
         weight_budget=weight_budget, inputs=inputs, outputs=outputs, iterations=iterations, duration_s=duration,
