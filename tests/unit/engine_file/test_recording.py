@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import ridgeline as rl
 from ridgeline.engine.file.cuda_kernels import Kernels
 from ridgeline.engine.file.execute import compiled
 from ridgeline.engine.file.program import Program
@@ -100,3 +101,20 @@ def test_an_index_of_kernels_that_is_none_is_refused(change) -> None:
     Kernels({"kernels": [entry]}, b"code")
     with pytest.raises(EngineError):
         Kernels({"kernels": [{**entry, **change}]}, b"code")
+
+
+def test_a_refit_leaves_out_recorded_programs_whose_derived_weights_have_no_recipe() -> None:
+    from dataclasses import replace
+
+    model, other, x = perceptron(), perceptron(1), torch.randn(4, 16)
+    engine = rl.build(model, (x,), level=0)
+    turned = model[0].weight.detach().t().contiguous()  # as a search lays weights its own way
+    weights = dict(model.state_dict())
+    call = lambda x: model[2](torch.nn.functional.gelu(x @ turned + model[0].bias))
+    program, recording = record(call, [x], ["input"], weights, (x,), {})
+    assert list(recording.constants) == ["constant.0"]
+    contents = replace(engine.contents, programs=(program, *engine.contents.programs), weights={
+        **engine.contents.weights, **recording.constants}, constants=frozenset(recording.constants))  # fmt: skip
+    engine = engine.with_contents(contents)
+    assert engine.refit(other).profiles == ["input 4x16"] and torch.equal(engine(x), other(x))
+    assert "build again" in engine.receipt["notes"][-1] and "constant.0" not in engine.contents.weights

@@ -27,6 +27,15 @@ def refitted(engine: Engine, checkpoint: Any) -> Engine:
     contents = engine.contents
     given = _read(checkpoint)
     known = contents.checkpoint
+    # What a search derived from the weights was recorded as values, without a recipe: those programs are left out
+    stale = [p for p in contents.programs if p.issued and any(n.startswith("constant.") for n in p.weight_names())]
+    if stale:
+        note = "refitted: the recorded program holds weights of before, so ATen runs instead; build again for its speed"
+        programs = tuple(program for program in contents.programs if program not in stale)
+        notes = [*contents.receipt.get("notes", []), note]
+        weights = {name: x for name, x in contents.weights.items() if not name.startswith("constant.")}
+        contents = replace(contents, programs=programs, receipt={**contents.receipt, "notes": notes}, weights=weights,
+                           constants=contents.constants & weights.keys())  # fmt: skip
     if not known:
         raise EngineError(f"{contents.name} was built without names of weights and cannot be refitted: build it again")
     own = set(known) - contents.constants
