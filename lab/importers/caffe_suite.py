@@ -34,7 +34,8 @@ def judged(path: Path) -> dict[str, Any]:
         except RidgelineError as error:
             if "lies in a database" not in str(error):
                 raise
-            model = rl.load(path, shapes={"data": (1, 3, 224, 224)})
+            name = str(error).split("shape of '")[1].split("'")[0]
+            model = rl.load(path, shapes={name: (1, 3, 224, 224)})
         missing = [f"{r.op}: {r.why}" for r in model.survey if r.why]
         if missing:
             return {**row, "state": "unsupported layers", "why": "; ".join(missing)[:300]}

@@ -147,7 +147,8 @@ class _Net:
             elif version == 1 or isinstance(kind, int):
                 kind = V1_TYPES.get(kind, str(kind)) if isinstance(kind, int) else (
                     V1_NAMES.get(str(kind).replace("_", "").lower(), str(kind)))  # fmt: skip
-            if self._is_in(entry) and kind not in LEFT_OUT:
+            is_loss = kind in LEFT_OUT or (kind == "Python" and "loss_weight" in entry)
+            if self._is_in(entry) and not is_loss:
                 out.append(Params(name, str(kind), entry, self._weight, self.where))
         # A scale right after a norm is its own
         fused: list[Params] = []
