@@ -131,6 +131,15 @@ def test_what_is_refused_is_named(text: str, told: str, tmp_path: Path) -> None:
         rl.load(file)(torch.zeros(2), torch.zeros(2, dtype=torch.uint64))
 
 
+def test_bytecode_that_aborts_its_reader_is_our_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = tmp_path / "reader.py"
+    reader.write_text("import os\nos.abort()\n")
+    monkeypatch.setattr("ridgeline.capture.importers.mlir.__file__", str(reader))
+    (tmp_path / "net.mlirbc").write_bytes(b"ML\xefR" + bytes(100))
+    with pytest.raises(ModelFileError, match="cannot be read as StableHLO: it is damaged"):
+        rl.load(tmp_path / "net.mlirbc")
+
+
 def test_truncated_artifacts_are_our_errors(tmp_path: Path) -> None:
     data = bytes(jax.export.export(jax.jit(loop))(*CASES[loop]).serialize())
     for size in (66, 100, 300, len(data) // 2):

@@ -37,9 +37,10 @@ def reader_of(path: Path) -> Reader:
         if head[:4] == b"GGUF":
             return headers.load_gguf
         return headers.load_safetensors if path.suffix == ".safetensors" else headers.load_config
+    from ridgeline.capture.importers import mlir
     from ridgeline.capture.importers.stablehlo import is_exported, load_stablehlo
 
-    if head[:4] == b"ML\xefR" or path.suffix in (".mlir", ".mlirbc", ".stablehlo") or is_exported(head):
+    if head[:4] == mlir.BYTECODE or path.suffix in (".mlir", ".mlirbc", ".stablehlo") or is_exported(head):
         return load_stablehlo
     if path.suffix in (".prototxt", ".pbtxt", ".caffemodel"):
         from ridgeline.capture.importers.caffe import load_caffemodel, load_prototxt

@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ridgeline.capture.importers import stablehlo_regions  # noqa: F401  (registers its ops)
+from ridgeline.capture.importers import (
+    mlir,
+    stablehlo_regions,  # noqa: F401  (registers its ops)
+)
 from ridgeline.capture.importers.program import Context, Host, Imported, NeedsData, OpRow, plain
 from ridgeline.capture.importers.stablehlo_ops import CARRIED, CONTROL, OPS, Call, TensorType, left_out, native
 from ridgeline.capture.importers.weights import TensorRef, checked_shape, mapped
@@ -53,7 +56,7 @@ def load_stablehlo(path: Path, **_: Any) -> Imported:
     """The program of a file: its ``main`` as the forward."""
     data = bytes(mapped(path))
     name = path.name
-    if data[:4] != b"ML\xefR" and is_exported(data):
+    if data[:4] != mlir.BYTECODE and is_exported(data):
         data = exported_module(data, name)
     return made_of(Reader(name).read(data), path.stem)
 
@@ -87,7 +90,7 @@ def exported_module(data: bytes, name: str) -> bytes:
         (length,) = struct.unpack_from("<I", data, start)
     except struct.error as error:
         raise ModelFileError(broken) from error
-    if not at or start + 4 + length > len(data) or data[start + 4 : start + 8] != b"ML\xefR":
+    if not at or start + 4 + length > len(data) or data[start + 4 : start + 8] != mlir.BYTECODE:
         raise ModelFileError(broken)
     return data[start + 4 : start + 4 + length]
 
@@ -120,19 +123,10 @@ class Reader:
 
     def __init__(self, where: str) -> None:
         try:
-            from jaxlib.mlir import ir  # type: ignore[import-untyped]
-            from jaxlib.mlir._mlir_libs import _jax_mlir_ext  # type: ignore[import-untyped]
-            from jaxlib.mlir.dialects import chlo, stablehlo  # type: ignore[import-untyped]
+            self.ir, stablehlo, self.context = mlir.open_context()
         except ImportError as error:
             raise MissingExtra("jaxlib", "jax", "importing StableHLO") from error
-        self.where, self.ir, self.dialect = where, ir, stablehlo
-        registry = ir.DialectRegistry()
-        _jax_mlir_ext.register_dialects(registry)
-        self.context = ir.Context()
-        self.context.append_dialect_registry(registry)
-        self.context.load_all_available_dialects()
-        stablehlo.register_dialect(self.context)
-        chlo.register_dialect(self.context)
+        self.where = where
         self.records = {"#stablehlo.conv<": stablehlo.ConvDimensionNumbers, "#stablehlo.dot<":
                         stablehlo.DotDimensionNumbers, "#stablehlo.gather<": stablehlo.GatherDimensionNumbers,
                         "#stablehlo.scatter<": stablehlo.ScatterDimensionNumbers}  # fmt: skip
@@ -143,15 +137,8 @@ class Reader:
 
     def read(self, data: bytes) -> Program:
         try:
-            if data[:4] == b"ML\xefR":
-                head = data[4:64].split(b"\0")[0]
-                module = (
-                    self.dialect.deserialize_portable_artifact(self.context, data)
-                    if b"StableHLO_v" in head
-                    else self.ir.Module.parse(data, self.context)
-                )
-            else:
-                module = self.ir.Module.parse(data.decode("utf-8"), self.context)
+            text = mlir.text_of(data) if data[:4] == mlir.BYTECODE else data.decode("utf-8")
+            module = self.ir.Module.parse(text, self.context)
         except (self.ir.MLIRError, ValueError, RuntimeError) as error:
             told = next((line for line in str(error).splitlines() if "error:" in line), str(error)[:200])
             raise ModelFileError(f"{self.where} cannot be read as StableHLO: {told[:300]}; export it with the version "
