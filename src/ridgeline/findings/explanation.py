@@ -16,6 +16,7 @@ from ridgeline.findings.context.context import TraceContext
 from ridgeline.findings.context.first_use import is_warm_up
 from ridgeline.findings.context.floors import Gap, gaps_of, priced
 from ridgeline.findings.context.gains import (
+    longest_step_s,
     recorded_frac,
     recorded_schedule,
     recorded_step_s,
@@ -298,7 +299,7 @@ def explained(
     extra_s = against.extra_s if against else None
     recorded = account(priced(context) or trace, found, others, extra_s)
     waterfall = recorded.without_recording(unrecorded_step_s(context) * 1e3)
-    findings, rules = _within_bars(findings, waterfall, trace, unrecorded_step_s(context) * 1e3)
+    findings, rules = _within_bars(findings, waterfall, trace, longest_step_s(context) * 1e3)
     waterfall = waterfall.with_findings(rules)
     cold = is_warm_up(context) or (checked.verdict == "poor" and checked.has("cold") and not findings)
     return Explanation(
@@ -323,19 +324,20 @@ def explained(
 
 
 def _within_bars(
-    findings: Sequence[Finding], waterfall: Waterfall, trace: Trace, step_ms: float
+    findings: Sequence[Finding], waterfall: Waterfall, trace: Trace, longest_ms: float
 ) -> tuple[tuple[Finding, ...], dict[str, list[str]]]:
     """Findings that promise at most what the bars that they are about have, and the rules about each bar.
 
     A finding is about the bars of the device spans that it changes and of its evidence. Host time that goes makes what
     follows it start earlier: where these bars hold less than is promised, it is about all of the idle time, and about
-    what a step takes longer without the recording than with it.
+    what a step takes longer than the bars at the slowest host that explains the recording (where nobody timed the step,
+    the bars are those of the likeliest).
     """
     idle = [bar for bar in waterfall.bars if bar.stage == "idle"]
     kept, rules = [], dict[str, list[str]]()
     for finding in findings:
         bars = waterfall.bars_of(trace, [*finding.rows, *finding.changed.tolist()], 0.01)
-        over_ms = max(0.0, step_ms - waterfall.step_ms) if finding.frees_host else 0.0
+        over_ms = max(0.0, longest_ms - waterfall.unrecorded_ms) if finding.frees_host else 0.0
         if finding.frees_host and sum(bar.ms for bar in bars) < finding.high_ms:
             bars = [*bars, *(bar for bar in idle if bar not in bars)]
         for bar in bars:
