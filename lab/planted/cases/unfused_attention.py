@@ -127,8 +127,8 @@ def heads_a_slice_at_a_time(s: Setting, fixed: bool) -> Program:
 
     def draw() -> Tensor:
         x = start
-        for now, then in itertools.pairwise(sigmas):
-            x = x + (then - now) * model(x)
+        for sigma, next_sigma in itertools.pairwise(sigmas):
+            x = x + (next_sigma - sigma) * model(x)
         return x
 
     return asked(draw)

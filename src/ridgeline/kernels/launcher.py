@@ -250,8 +250,8 @@ class Kernel:
         """A callable that launches the variant these arguments need, over arguments like them.
 
         ``vector`` is how many elements of the widest access divide every pointer and row: 0 or 1 for unaligned.
-        ``max_registers`` of a thread, where programs must fit on the device together. ``cluster``: so many programs in
-        a row start together, and reach each other's shared memory.
+        ``max_registers`` of a thread, where programs must fit on the device together. ``cluster``: programs in a row
+        that start together and reach each other's shared memory.
         """
         grid_x, grid_y = grid[0], grid[1] if len(grid) > 1 else 1
         if INTERPRETING:
@@ -386,8 +386,8 @@ def _bound(
 
 
 def fits(run: Run, clusters: tuple[int, int]) -> bool:
-    """Whether so many clusters of so many programs of a launch are on its device together: how many SMs are
-    neighbors differs from chip to chip."""
+    """Whether (number, size) clusters of a launch are resident on its device together: how many SMs are neighbors
+    differs from chip to chip."""
     num, size = clusters
     return not isinstance(run, partial) or native().fitting(run.args[0], size) >= num
 

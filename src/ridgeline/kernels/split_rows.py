@@ -22,7 +22,7 @@ REGISTERS, MOST_REGISTERS, QUARTERS = 65536, 255, 4
 
 
 def registers_of(num_warps: int, programs_per_sm: int) -> int:
-    """Registers a thread may have where so many programs are to be on an SM at once; they come by eight.
+    """Registers a thread may have where this number of programs is to be resident on an SM; they come by eight.
 
     Ten warps of 200 registers are 64,000 in all and do not fit: a quarter has three of them. LayerNorm to int8,
     24000×3584 on five programs of two warps, took 103 µs, on four 73."""

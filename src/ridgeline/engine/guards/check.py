@@ -200,7 +200,7 @@ class Watch(Collection):
         pairs = [(entry.held.get(key), value) for entry in self._dicts for key, value in entry.was.items()]
         pairs += [pair for _, held, was in self._lists for pair in zip(held, was)]
         pairs += [(name.holder.get(name.key), name.value) for name in self._names]
-        return (any(now is not was and looks_equal(now, was) for now, was in pairs)
+        return (any(value is not seen and looks_equal(value, seen) for value, seen in pairs)
                 or any(each.ordered and not each.in_order() for each in self._dicts)
                 or any(probe.read() != probe.was for probe in self._probes)
                 or any(not is_alike(cell_content(cell), value) for _, cell, value in self._cells)

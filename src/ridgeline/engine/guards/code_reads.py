@@ -47,8 +47,8 @@ def functions_with(codes: set[types.CodeType], free: Free) -> list[types.Functio
 
 def _could_be(function: types.FunctionType, held: tuple[int, ...]) -> bool:
     """Whether a function's variables are those that were seen; plain ones may have changed since."""
-    return all(now is None or id(now) == was or isinstance(now, PLAIN)
-               for now, was in zip(map(cell_content, function.__closure__ or ()), held))  # fmt: skip
+    return all(value is None or id(value) == seen or isinstance(value, PLAIN)
+               for value, seen in zip(map(cell_content, function.__closure__ or ()), held))  # fmt: skip
 
 
 def cell_content(cell: Any) -> Any:

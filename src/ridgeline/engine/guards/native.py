@@ -98,7 +98,7 @@ class Plain:
                     and (not self._holders or all(map(is_, map(getitem, self._holders, self._keys), self._values)))
                     and all(map(is_, map(type, self._objects), self._classes))
                     and all(map(is_, map(vars, self._owners), self._dicts))
-                    and all((now() if callable(now) else now) == was for now, was in self._asks))  # fmt: skip
+                    and all((ask() if callable(ask) else ask) == seen for ask, seen in self._asks))  # fmt: skip
         except LookupError:
             return False
 

@@ -172,7 +172,7 @@ def columns_of(heads: int) -> int:
 
 
 def choose_line(batch: int, heads: int, longest: int, num_sms: int) -> Few:
-    """A stretch for every so many programs as heads take, one CTA per SM."""
+    """One stretch of keys for the programs that all heads take together, one CTA per SM."""
     programs, leaves = max(1, num_sms // cdiv(heads, MAX_ROWS)), batch * longest <= LEAVING_KEYS
     borders = by_borders(programs, batch, batch * heads)
     roles = ROLES == "line" and heads > 2 * FEW_HEADS

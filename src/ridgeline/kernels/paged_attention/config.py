@@ -160,7 +160,7 @@ where a head is no whole number of it: 44.7 against 48.2 µs (heads of 112, 124 
 
 
 def takes_beside(key_heads: int, longest: int, head_dim: int, programs: int, ratio: int) -> bool:
-    """Whether so many programs, fed by threads, take key heads side by side."""
+    """Whether programs whose threads copy their keys take key heads side by side."""
     # Of all programs, what neighbors that are no whole rows may leave without work; and heads that are joined at once.
     split, heads = 2 * head_dim % SECTOR_BYTES > 0, key_heads > 1 and key_heads * ratio <= 512
     return split and heads and longest > BESIDE_LONGEST and programs % key_heads <= 0.1 * programs
@@ -257,8 +257,8 @@ def fed_registers(programs: int, wide: int, ratio: int, inside: bool, gathered: 
 
 
 BESIDE = dict(zip(range(2, 17), (132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14), strict=True))
-"""Clusters of so many programs that are on an H200 together, two CTAs per SM: a cluster lies in a group
-of 14 to 18 SMs. Where the driver says that fewer fit, none are asked for."""
+"""Clusters that are resident on an H200 together by their number of programs, two CTAs per SM: a cluster lies in a
+group of 14 to 18 SMs. Where the driver says that fewer fit, none are asked for."""
 
 EVEN_QUARTERS, LONE_QUARTERS = 7, 5
 """Of the average, up to which the longest sequence is one cluster's: 6 uneven ones of at most 1.7 times as many keys

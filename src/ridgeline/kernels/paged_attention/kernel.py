@@ -433,7 +433,7 @@ def _weighed(length, KEYS: gl.constexpr, ENDS: gl.constexpr):
 def _place_of(
     lens, batch, key_heads, pid, programs, KEYS: gl.constexpr, LEAST: gl.constexpr, ENDS: gl.constexpr = 0
 ):  # fmt: skip
-    """``_placed`` of one of so many programs."""
+    """``_placed`` of one program."""
     blocks = _weighed(lens, KEYS, ENDS) * key_heads
     ends = gl.associative_scan(blocks, 0, _add)
     total = gl.sum(blocks, 0)

@@ -19,8 +19,8 @@ class Forward:
 
     ``reads`` and ``writes``: what the L2 is told of rows and results ("evict_first", "evict_last"). ``apart``: rows
     that are unaligned, the few elements at their ends apart, weights from copies that start where rows can.
-    ``early``: weights are asked for with the row, not when its sum is known. ``programs_per_sm``: registers are such
-    that so many programs share an SM (0: as the compiler likes)."""
+    ``early``: weights are asked for with the row, not when its sum is known. ``programs_per_sm``: registers are limited
+    so that this number of programs is resident on an SM (0: no limit)."""
 
     rows: int
     chunks: int

@@ -60,7 +60,7 @@ class Builds:
                       traces=self.traces)  # fmt: skip
         self.search.track.restore()
         after = _kept(problem.device)
-        kept, grown = (now - was for now, was in zip(after, before, strict=True))
+        kept, grown = (end - start for start, end in zip(before, after, strict=True))
         if candidate.graphed:  # a graph's pool stays reserved, and its blocks count as free between replays
             kept, built.reserved_bytes = max(kept, grown), self.search.memory.base_reserved + grown
         built.kept_bytes = max(0, kept) + (base.kept_bytes if base else 0)
